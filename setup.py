@@ -1,0 +1,56 @@
+from glob import glob
+
+from setuptools import find_packages, setup
+
+package_name = "vslam_features"
+ros_wheels = [
+    "ros-kilted-" + name
+    for name in (
+        "rclpy rmw-fastrtps-cpp sensor-msgs std-msgs geometry-msgs nav-msgs visualization-msgs "
+        "diagnostic-msgs lifecycle-msgs std-srvs"
+    ).split()
+]
+bags = ["rosbags>=0.10"]
+test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags]
+
+setup(
+    name=package_name,
+    version="0.1.0",
+    packages=find_packages(include=[package_name, package_name + ".*"]),
+    package_data={package_name: ["codebooks/*.npz", "replay/*.html.j2"]},
+    data_files=[
+        ("share/ament_index/resource_index/packages", ["resource/" + package_name]),
+        ("share/" + package_name, ["package.xml"]),
+        ("share/" + package_name + "/launch", glob("launch/*.launch.py")),
+        ("share/" + package_name + "/config", glob("config/*")),
+        ("share/" + package_name + "/models", glob("models/*.yaml")),
+    ],
+    python_requires=">=3.10",
+    install_requires=[
+        "numpy>=1.21",
+        "opencv-python-headless>=4.5.4",
+        "pyyaml>=5.4",
+        "tqdm>=4.57",
+        "jinja2>=3.0",
+        "matplotlib>=3.5",
+        *bags,
+    ],
+    extras_require={
+        "poselib": ["poselib>=2.0.4; platform_machine == 'x86_64'"],
+        "ros": ros_wheels,
+        "test": test,
+        "dev": [*test, "ruff", "colcon-common-extensions", "colcon-ros"],
+    },
+    zip_safe=False,
+    maintainer="vslam_features maintainers",
+    maintainer_email="maintainers@vslam-features.invalid",
+    description="Visual front-end of a SLAM system: features, matches, places and loop candidates that never fail silently",
+    license="Apache-2.0",
+    entry_points={
+        "console_scripts": [
+            "vslam-features = vslam_features.cli.main:main",
+            "frontend_node = vslam_features.ros.frontend_node:main",
+            "player_node = vslam_features.ros.player_node:main",
+        ],
+    },
+)

@@ -1,0 +1,1 @@
+"""The ``vslam-features`` command."""

@@ -1,0 +1,340 @@
+"""The one typed configuration: these classes = ``config/default.yaml`` = the dotted ROS parameters.
+
+``Config.load(path)`` reads a plain YAML file or a ROS parameter file
+(``/**: ros__parameters:``); ``Config.from_flat({"matcher.name": ...})`` reads
+dotted parameters. Both validate the whole before anything is applied: unknown
+names, wrong types, values out of range and unknown plug-ins are one
+:class:`~vslam_features.errors.ConfigError` that names the valid choices.
+An int where a float is meant is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import yaml
+
+from . import registry
+from .errors import ConfigError
+
+Scalar = typing.Union[bool, int, float, str]
+
+
+def option(default, doc: str, *, low: float = -math.inf, high: float = math.inf, choices: tuple[str, ...] = ()):
+    """A documented dataclass field with a range (numbers) or choices (strings)."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+def _plugin(role: str, default: str, doc: str):
+    return field(default=default, metadata={"doc": doc, "role": role})
+
+
+def _options(role: str):
+    return field(default_factory=dict, metadata={"doc": f"Options of the chosen {role} plug-in.", "options_of": role})
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """Local features."""
+
+    name: str = _plugin("features", "sift", "Feature plug-in.")
+    max_keypoints: int = option(2048, "Keypoints kept an image, best first.", low=1, high=100_000)
+    long_side: int = option(
+        640, "Images are searched at this long side in pixels (never enlarged); 0: native size.", low=0, high=16384
+    )
+    fp16: str = option(
+        "lossless",
+        "Keyframe descriptors in fp16: only if the round trip is exact, always, or never.",
+        choices=("lossless", "always", "never"),
+    )
+    options: dict = _options("features")
+
+
+@dataclass(frozen=True)
+class MatcherConfig:
+    """Correspondences between two images."""
+
+    name: str = _plugin("matcher", "nearest", "Matcher plug-in.")
+    options: dict = _options("matcher")
+
+
+@dataclass(frozen=True)
+class GeometryConfig:
+    """Verification of correspondences by two-view geometry."""
+
+    solver: str = option(
+        "auto", "Robust solver; auto takes poselib where it is installed.", choices=("auto", "poselib", "opencv")
+    )
+    threshold_px: float = option(
+        1.0, "Inlier threshold, pixels of the searched image (see features.long_side).", low=0.05, high=50.0
+    )
+    min_inliers: int = option(15, "Fewer inliers than this verify nothing.", low=5, high=10_000)
+    min_inlier_ratio: float = option(0.15, "Smaller inlier shares of the matches verify nothing.", low=0.0, high=1.0)
+    max_iterations: int = option(10_000, "Most RANSAC iterations.", low=10, high=1_000_000)
+    confidence: float = option(0.9999, "RANSAC confidence.", low=0.5, high=0.999999)
+    check_degenerate: bool = option(True, "Look for a second pose that explains a calibrated pair as well.")
+    seed: int = option(0, "Seed of the solver: the same seed gives the same result.", low=0, high=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class KeyframesConfig:
+    """Which frames become keyframes."""
+
+    every: int = option(0, "Each n-th frame is a keyframe; 0: by motion as below.", low=0, high=100_000)
+    translation_m: float = option(0.3, "With a pose: new keyframe after this translation.", low=0.0, high=1e4)
+    rotation_deg: float = option(10.0, "With a pose: new keyframe after this rotation.", low=0.0, high=180.0)
+    min_shared_ratio: float = option(
+        0.6, "Without a pose: new keyframe when fewer of its keypoints match the last one.", low=0.0, high=1.0
+    )
+    parallax_ratio: float = option(
+        0.05, "Without a pose: new keyframe when matches moved by this share of the image diagonal (median).",
+        low=0.0, high=1.0,
+    )
+    max_interval_s: float = option(5.0, "A new keyframe at the latest after this time; 0: no limit.", low=0.0, high=1e6)
+    match_last: int = option(1, "A new keyframe is matched with this many keyframes before it.", low=1, high=50)
+
+
+@dataclass(frozen=True)
+class RetrievalConfig:
+    """Recognition of places by a global descriptor."""
+
+    name: str = _plugin("global", "vlad", "Global descriptor plug-in.")
+    options: dict = _options("global")
+    index: str = _plugin("index", "flat", "Index plug-in.")
+    top_k: int = option(5, "Candidates retrieved for a keyframe.", low=1, high=1000)
+    min_similarity: float = option(0.0, "Candidates of smaller cosine are left out.", low=-1.0, high=1.0)
+    exclude_s: float = option(10.0, "Keyframes younger than this are no candidates.", low=0.0, high=1e6)
+    exclude_frames: int = option(
+        0, "Candidates are at least this many keyframes older (for stamps that are not time).", low=0, high=1_000_000
+    )
+
+
+@dataclass(frozen=True)
+class LoopsConfig:
+    """Verification of loop candidates."""
+
+    enabled: bool = option(True, "Search for loops at all.")
+    verify: int = option(5, "The best n candidates are verified by matching and geometry.", low=1, high=1000)
+    min_inliers: int = option(20, "Fewer inliers verify no loop.", low=5, high=10_000)
+    place_radius: int = option(
+        10, "Keyframes no further apart than this (in count) are the same place.", low=1, high=1_000_000
+    )
+    ambiguity_ratio: float = option(
+        0.8, "Ambiguous when a different place has this share of the best one's inliers.", low=0.0, high=1.0
+    )
+    consensus: int = option(
+        2, "Without a pose: a loop is confirmed when this many keyframes of the last consensus_window agree.",
+        low=1, high=100,
+    )
+    consensus_window: int = option(3, "Consecutive keyframes looked at for the consensus.", low=1, high=100)
+    pose_gate_m: float = option(
+        5.0, "With poses: loops longer than this plus the drift below are impossible; 0: no gate.", low=0.0, high=1e6
+    )
+    pose_gate_drift: float = option(0.05, "Odometry drift allowed for, metres a metre travelled.", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything one can set. Groups are dotted in ROS (``matcher.name``)."""
+
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    matcher: MatcherConfig = field(default_factory=MatcherConfig)
+    geometry: GeometryConfig = field(default_factory=GeometryConfig)
+    keyframes: KeyframesConfig = field(default_factory=KeyframesConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    loops: LoopsConfig = field(default_factory=LoopsConfig)
+    threads: int = option(0, "OpenCV threads; 0: all cores.", low=0, high=1024)
+    # Inputs: how images, calibration and poses come in (node and bag replay).
+    image_transport: str = option("raw", "Subscribe to image or image/compressed.", choices=("raw", "compressed"))
+    image_qos: str = option(
+        "sensor_data", "QoS of image and camera_info.", choices=("sensor_data", "reliable")
+    )
+    rectified: str = option(
+        "auto", "Images are rectified (use P) or raw (use K, D); auto: by '_rect' in the topic.",
+        choices=("auto", "yes", "no"),
+    )
+    pose_type: str = option("none", "Message type of the pose topic.", choices=("none", "pose", "odometry"))
+    sync: str = option(
+        "exact", "Pair image and pose inputs by exact (interpolated) or approximate stamps.",
+        choices=("exact", "approximate"),
+    )
+    sync_slop_s: float = option(0.02, "Largest stamp difference for sync: approximate.", low=1e-6, high=10.0)
+    map_path: str = option("", "Map file; empty: a session file in the user's state folder.")
+
+    def __post_init__(self):
+        values, problems = {}, []
+        _check(self, "", values, problems)
+        if problems:
+            raise ConfigError("configuration: " + "; ".join(problems))
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path) -> Config:
+        """Read a YAML file, plain or with ``ros__parameters``. Raises ConfigError naming the file."""
+        path = Path(path)
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"configuration {path}: cannot be read: {error}") from error
+        data = {} if data is None else data
+        if isinstance(data, dict):
+            for node in data.values():
+                if isinstance(node, dict) and "ros__parameters" in node:
+                    data = node["ros__parameters"] or {}
+                    break
+        if not isinstance(data, dict):
+            raise ConfigError(f"configuration {path}: expected a mapping at the top, got {type(data).__name__}")
+        try:
+            return cls.from_flat(flatten(data))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_flat(cls, values: dict[str, Scalar], base: Config | None = None) -> Config:
+        """Dotted names to a Config, on top of ``base`` (default: the defaults). Raises ConfigError."""
+        base = base or cls()
+        known = base.flat()
+        groups: dict[str, dict] = {}
+        for name, value in values.items():
+            group, _, rest = name.partition(".")
+            if name not in known and not rest.startswith("options."):
+                raise ConfigError(f"unknown parameter '{name}'; known: {', '.join(sorted(known))}")
+            if not rest:
+                groups[name] = value
+            elif rest.startswith("options."):
+                groups.setdefault(group, {}).setdefault("options", {})[rest[len("options.") :]] = value
+            else:
+                groups.setdefault(group, {})[rest] = value
+        changes = {}
+        for name, value in groups.items():
+            old = getattr(base, name, None)
+            if old is None:
+                raise ConfigError(f"unknown group '{name}'")
+            if not dataclasses.is_dataclass(old):
+                changes[name] = value
+                continue
+            if "options" in {f.name for f in fields(old)}:
+                same_plugin = value.get("name", old.name) == old.name
+                value = {**value, "options": {**(old.options if same_plugin else {}), **value.get("options", {})}}
+            elif "options" in value:
+                raise ConfigError(f"group '{name}' has no options; known: {', '.join(sorted(known))}")
+            changes[name] = dataclasses.replace(old, **value)
+        return dataclasses.replace(base, **changes)
+
+    def with_values(self, **dotted: Scalar) -> Config:
+        """A changed copy; double underscores stand for dots: ``with_values(keyframes__every=1)``."""
+        return Config.from_flat({k.replace("__", "."): v for k, v in dotted.items()}, base=self)
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def to_dict(self) -> dict:
+        """Nested plain dict, plug-in options filled in."""
+        return dataclasses.asdict(self)
+
+    def flat(self) -> dict[str, Scalar]:
+        """Dotted names to values, as the ROS parameters are."""
+        return flatten(self.to_dict())
+
+    def to_yaml(self) -> str:
+        """YAML text that ``load`` reads back to an equal Config."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A documented leaf of the configuration, for ROS descriptors and documents."""
+
+    name: str
+    default: Scalar
+    doc: str
+    low: float
+    high: float
+    choices: tuple[str, ...]
+
+
+def parameters(config: Config | None = None) -> list[Parameter]:
+    """All leaves of ``config`` (with the options of its plug-ins), in file order."""
+    config = config or Config()
+    out: list[Parameter] = []
+
+    def leaf(name, f, value):
+        m = f.metadata
+        choices = tuple(registry.names(m["role"])) if "role" in m else m.get("choices", ())
+        out.append(Parameter(name, value, m.get("doc", ""), m.get("low", -math.inf), m.get("high", math.inf), choices))
+
+    for f in fields(config):
+        group = getattr(config, f.name)
+        if not dataclasses.is_dataclass(group):
+            leaf(f.name, f, group)
+            continue
+        for g in fields(group):
+            value = getattr(group, g.name)
+            if "options_of" in g.metadata:
+                for o in fields(registry.get(g.metadata["options_of"], group.name).Options):
+                    leaf(f"{f.name}.options.{o.name}", o, value[o.name])
+            else:
+                leaf(f"{f.name}.{g.name}", g, value)
+    return out
+
+
+def flatten(data: dict, prefix: str = "") -> dict[str, Scalar]:
+    """Nested dicts to dotted names."""
+    out = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out.update(flatten(value, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def _check(group, prefix: str, values: dict, problems: list[str]) -> None:
+    """Validate a dataclass in place (converting int to float), collecting all problems."""
+    hints = typing.get_type_hints(type(group))
+    for f in fields(group):
+        value, name, m = getattr(group, f.name), prefix + f.name, f.metadata
+        if dataclasses.is_dataclass(value):
+            _check(value, name + ".", values, problems)
+        elif "options_of" in m:
+            _check_options(group, f, name, problems)
+        else:
+            checked = _check_value(name, value, hints[f.name], m, problems)
+            object.__setattr__(group, f.name, checked)
+
+
+def _check_options(group, f, name: str, problems: list[str]) -> None:
+    role = f.metadata["options_of"]
+    if group.name not in registry.names(role):
+        return  # reported with the name itself
+    cls = registry.get(role, group.name).Options
+    known = {o.name: o for o in fields(cls)}
+    given = getattr(group, f.name)
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        problems.append(f"{name}: {role} '{group.name}' has no option {unknown}; it has {sorted(known) or 'none'}")
+        return
+    hints = typing.get_type_hints(cls)
+    full = {
+        n: _check_value(f"{name}.{n}", given.get(n, o.default), hints[n], o.metadata, problems)
+        for n, o in known.items()
+    }
+    object.__setattr__(group, f.name, full)
+
+
+def _check_value(name: str, value, kind: type, meta, problems: list[str]):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        problems.append(f"{name}: expected {kind.__name__}, got {type(value).__name__} ({value!r})")
+        return value
+    choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
+    if choices and value not in choices:
+        problems.append(f"{name}: '{value}' is not one of {', '.join(choices)}")
+    if kind in (int, float) and not meta.get("low", -math.inf) <= value <= meta.get("high", math.inf):
+        problems.append(f"{name}: {value} is outside [{meta['low']}, {meta['high']}]")
+    return value

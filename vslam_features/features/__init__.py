@@ -1,0 +1,1 @@
+"""Local feature plug-ins: an image in, keypoints and descriptors out."""

@@ -1,0 +1,1 @@
+"""Matcher plug-ins: two sets of features in, correspondences out."""

@@ -1,0 +1,50 @@
+"""Plug-ins by role and name, built in or from entry points.
+
+Roles: ``features``, ``matcher``, ``global`` (global descriptors), ``index``.
+A package adds its own with an entry point in the group
+``vslam_features.<role>`` whose value is the class. Each class has a nested
+dataclass ``Options`` (its parameters, see ``config.option``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+
+from .errors import PluginError
+
+_BUILTIN = {
+    "features": {
+        "sift": "vslam_features.features.sift:Sift",
+        "orb": "vslam_features.features.orb:Orb",
+    },
+    "matcher": {"nearest": "vslam_features.matching.nearest:Nearest"},
+    "global": {"vlad": "vslam_features.retrieval.vlad:Vlad"},
+    "index": {"flat": "vslam_features.retrieval.flat:Flat"},
+}
+
+
+@lru_cache(maxsize=None)
+def _external(role: str) -> dict[str, EntryPoint]:
+    return {e.name: e for e in entry_points(group=f"vslam_features.{role}")}
+
+
+def names(role: str) -> list[str]:
+    """Names that exist for a role. Raises PluginError for an unknown role."""
+    if role not in _BUILTIN:
+        raise PluginError(f"unknown plug-in role '{role}'; known: {', '.join(_BUILTIN)}")
+    return sorted({**_BUILTIN[role], **_external(role)})
+
+
+def get(role: str, name: str) -> type:
+    """The class of a plug-in, imported on first use. Raises PluginError with the choices or the cause."""
+    if name not in names(role):
+        raise PluginError(f"unknown {role} plug-in '{name}'; choose one of: {', '.join(names(role))}")
+    try:
+        if name in _BUILTIN[role]:
+            module, _, attribute = _BUILTIN[role][name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        return _external(role)[name].load()
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"{role} plug-in '{name}' cannot be loaded: {error}; install what it needs") from error

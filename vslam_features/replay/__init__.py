@@ -1,0 +1,1 @@
+"""Recordings and synthetic scenes through the same engine, with numbers and pictures."""

@@ -1,0 +1,1 @@
+"""Place recognition: global descriptor plug-ins and indexes over them."""
