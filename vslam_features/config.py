@@ -91,8 +91,10 @@ class KeyframesConfig:
         0.6, "Without a pose: new keyframe when fewer of its keypoints match the last one.", low=0.0, high=1.0
     )
     parallax_ratio: float = option(
-        0.05, "Without a pose: new keyframe when matches moved by this share of the image diagonal (median).",
-        low=0.0, high=1.0,
+        0.05,
+        "Without a pose: new keyframe when matches moved by this share of the image diagonal (median).",
+        low=0.0,
+        high=1.0,
     )
     max_interval_s: float = option(5.0, "A new keyframe at the latest after this time; 0: no limit.", low=0.0, high=1e6)
     match_last: int = option(1, "A new keyframe is matched with this many keyframes before it.", low=1, high=50)
@@ -127,8 +129,10 @@ class LoopsConfig:
         0.8, "Ambiguous when a different place has this share of the best one's inliers.", low=0.0, high=1.0
     )
     consensus: int = option(
-        2, "Without a pose: a loop is confirmed when this many keyframes of the last consensus_window agree.",
-        low=1, high=100,
+        2,
+        "Without a pose: a loop is confirmed when this many keyframes of the last consensus_window agree.",
+        low=1,
+        high=100,
     )
     consensus_window: int = option(3, "Consecutive keyframes looked at for the consensus.", low=1, high=100)
     pose_gate_m: float = option(
@@ -150,16 +154,16 @@ class Config:
     threads: int = option(0, "OpenCV threads; 0: all cores.", low=0, high=1024)
     # Inputs: how images, calibration and poses come in (node and bag replay).
     image_transport: str = option("raw", "Subscribe to image or image/compressed.", choices=("raw", "compressed"))
-    image_qos: str = option(
-        "sensor_data", "QoS of image and camera_info.", choices=("sensor_data", "reliable")
-    )
+    image_qos: str = option("sensor_data", "QoS of image and camera_info.", choices=("sensor_data", "reliable"))
     rectified: str = option(
-        "auto", "Images are rectified (use P) or raw (use K, D); auto: by '_rect' in the topic.",
+        "auto",
+        "Images are rectified (use P) or raw (use K, D); auto: by '_rect' in the topic.",
         choices=("auto", "yes", "no"),
     )
     pose_type: str = option("none", "Message type of the pose topic.", choices=("none", "pose", "odometry"))
     sync: str = option(
-        "exact", "Pair image and pose inputs by exact (interpolated) or approximate stamps.",
+        "exact",
+        "Pair image and pose inputs by exact (interpolated) or approximate stamps.",
         choices=("exact", "approximate"),
     )
     sync_slop_s: float = option(0.02, "Largest stamp difference for sync: approximate.", low=1e-6, high=10.0)

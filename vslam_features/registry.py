@@ -9,7 +9,7 @@ dataclass ``Options`` (its parameters, see ``config.option``).
 from __future__ import annotations
 
 import importlib
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from .errors import PluginError
@@ -25,7 +25,7 @@ _BUILTIN = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _external(role: str) -> dict[str, EntryPoint]:
     return {e.name: e for e in entry_points(group=f"vslam_features.{role}")}
 

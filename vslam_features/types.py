@@ -157,7 +157,9 @@ class Features:
     def __post_init__(self):
         n = len(self.keypoints)
         if self.keypoints.shape != (n, 2) or self.keypoints.dtype != np.float32:
-            raise DataError(f"features: keypoints must be (N, 2) f32, got {self.keypoints.dtype} {self.keypoints.shape}")
+            raise DataError(
+                f"features: keypoints must be (N, 2) f32, got {self.keypoints.dtype} {self.keypoints.shape}"
+            )
         if self.scores.shape != (n,):
             raise DataError(f"features: scores must be ({n},), got {self.scores.shape}")
         if self.descriptors.ndim not in (2, 3) or (self.descriptors.ndim == 2 and len(self.descriptors) != n):
@@ -208,7 +210,9 @@ class Matches:
         if self.pairs.shape != (m, 2) or self.pairs.dtype != np.int32:
             raise DataError(f"matches: pairs must be (M, 2) int32, got {self.pairs.dtype} {self.pairs.shape}")
         if self.scores.shape != (m,) or self.inliers.shape != (m,) or self.inliers.dtype != bool:
-            raise DataError(f"matches: scores and inliers must be ({m},), got {self.scores.shape}, {self.inliers.shape}")
+            raise DataError(
+                f"matches: scores and inliers must be ({m},), got {self.scores.shape}, {self.inliers.shape}"
+            )
         if self.status in (Status.OK, Status.FAULT_RECOVERED) and not self.inliers.any():
             raise DataError("matches: a result without inliers must say why; status OK is for verified pairs")
 

@@ -1,0 +1,101 @@
+"""What a feature plug-in is, and what all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError
+from ..images import resize_long_side, to_grey
+from ..types import Features, Frame, ModelIdentity
+
+
+class FeatureExtractor(ABC):
+    """Computes local features of one image.
+
+    Args:
+        max_keypoints: most keypoints kept, best score first.
+        long_side: images are shrunk to this long side in pixels before the
+            search (0: native size); keypoints come back in input pixels.
+        options: an instance of the plug-in's nested ``Options``.
+    """
+
+    runtime = "opencv"
+
+    @dataclass(frozen=True)
+    class Options:
+        """Parameters of the plug-in."""
+
+    def __init__(self, max_keypoints: int, long_side: int, options):
+        self.max_keypoints = max_keypoints
+        self.long_side = long_side
+        self.options = options
+
+    @property
+    @abstractmethod
+    def identity(self) -> ModelIdentity:
+        """What makes these descriptors comparable with others."""
+
+    @abstractmethod
+    def extract(self, frame: Frame) -> Features:
+        """Features of the image, at most ``max_keypoints``, best score first."""
+
+
+class OpenCvExtractor(FeatureExtractor):
+    """Shared by OpenCV detectors: shrink, search, order, map back to input pixels."""
+
+    def extract(self, frame: Frame) -> Features:
+        """See :meth:`FeatureExtractor.extract`. N may be 0; raises nothing on blank images."""
+        grey, scale = resize_long_side(to_grey(frame.image), self.long_side)
+        mask = None
+        if frame.mask is not None:
+            rows = ((np.arange(grey.shape[0]) + 0.5) / grey.shape[0] * frame.mask.shape[0]).astype(int)
+            cols = ((np.arange(grey.shape[1]) + 0.5) / grey.shape[1] * frame.mask.shape[1]).astype(int)
+            mask = frame.mask[rows][:, cols].astype(np.uint8) * 255
+        found, descriptors = self._detect(grey, mask)
+        keypoints = np.array([k.pt for k in found], np.float64).reshape(-1, 2)
+        scores = np.array([k.response for k in found], np.float32)
+        # A stable sort keeps the detector's order among ties, so that a replay repeats exactly.
+        best = np.argsort(-scores, kind="stable")[: self.max_keypoints]
+        factor = np.array(frame.image_size, np.float64) / np.array(grey.shape[::-1], np.float64)
+        keypoints = (keypoints[best] + 0.5) * factor - 0.5
+        return Features(
+            keypoints.astype(np.float32),
+            scores[best],
+            descriptors[best],
+            frame.image_size,
+            self.identity,
+            pixel_scale=float(factor.max()),
+        )
+
+    @abstractmethod
+    def _detect(self, grey: np.ndarray, mask) -> tuple[list, np.ndarray]:
+        """OpenCV keypoints and their (N, D) descriptors; an (0, D) array where there are none."""
+
+
+def store_descriptors(features: Features, policy: str) -> Features:
+    """The same features with descriptors as a keyframe keeps them.
+
+    ``lossless`` casts f32 to f16 only if the round trip is exact, ``always``
+    whenever all values stay finite, ``never`` not at all. Keypoints are never
+    cast. u8 descriptors stay as they are. Raises DataError for ``always``
+    where a value leaves the fp16 range.
+    """
+    d = features.descriptors
+    if policy == "never" or d.dtype != np.float32:
+        return features
+    with np.errstate(over="ignore"):  # an overflow is looked for right below
+        half = d.astype(np.float16)
+    if policy == "always":
+        if not np.isfinite(half).all():
+            raise DataError(
+                f"descriptors of {features.model} do not fit fp16 (largest magnitude {np.abs(d).max():g}, "
+                "limit 65504): set features.fp16 to 'lossless'"
+            )
+    elif not np.array_equal(half.astype(np.float32), d):
+        return features
+    return Features(
+        features.keypoints, features.scores, half, features.image_size, features.model, features.pixel_scale
+    )

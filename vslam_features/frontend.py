@@ -1,0 +1,139 @@
+"""The pipeline on one screen: track = describe -> keyframe? -> match; close_loops = retrieve -> verify."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from . import registry
+from .config import Config
+from .errors import DataError
+from .features.base import store_descriptors
+from .geometry import Verifier
+from .images import thumbnail
+from .keyframes import KeyframePolicy
+from .loops import LoopJudge
+from .maps.memory import MemoryMap
+from .matching.verified import VerifiedMatcher
+from .stages import Stages
+from .types import Candidate, Features, Frame, Keyframe, Loops, Matches, PairKind, PairResult, Status, Tracked
+
+
+class FrontEnd:
+    """Features, keyframes, matches and loop candidates of an image stream.
+
+    ``track`` and ``close_loops`` may run in two threads, each called in frame
+    order. With a fixed seed and thread count the same frames give the same
+    results. A fault in a stage costs that stage's result for that frame, is
+    reported in ``faults`` and logged, and never ends the process.
+
+    Raises:
+        PluginError: at construction, where a plug-in or its library is missing.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        if config.threads:
+            cv2.setNumThreads(config.threads)
+        f, r = config.features, config.retrieval
+        self.features = _plugin("features", f.name, f.options, max_keypoints=f.max_keypoints, long_side=f.long_side)
+        self.matcher = VerifiedMatcher(
+            _plugin("matcher", config.matcher.name, config.matcher.options), Verifier(config.geometry)
+        )
+        self.global_descriptor = None
+        if config.loops.enabled:
+            self.global_descriptor = _plugin("global", r.name, r.options, features_model=self.features.identity)
+        self.policy = KeyframePolicy(config.keyframes)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all keyframes, as after a jump back in time."""
+        self.keyframes = MemoryMap()
+        self.index = registry.get("index", self.config.retrieval.index)()
+        self.loops = LoopJudge(self.config.loops, self.keyframes)
+        self.policy.reset()
+
+    def process(self, frame: Frame) -> tuple[Tracked, Loops | None]:
+        """Track a frame and, where it is a new keyframe, close loops."""
+        tracked = self.track(frame)
+        return tracked, self.close_loops(tracked) if tracked.keyframe is not None else None
+
+    def track(self, frame: Frame) -> Tracked:
+        """Describe a frame, decide whether it is a keyframe, match it with the keyframes before it."""
+        stages = Stages()
+        previous = self.keyframes.last(self.config.keyframes.match_last)
+        last = previous[0] if previous else None
+        if last is not None and frame.stamp_ns <= last.stamp_ns:
+            raise DataError(
+                f"stamps must increase: got {frame.stamp_ns} ns after keyframe {last.id} at {last.stamp_ns} ns; "
+                "call reset() after a jump back in time"
+            )
+        features = stages.run("describe", self.features.extract, frame)
+        if features is None:
+            return Tracked(frame, None, None, (), stages.latency_ms, stages.faults)
+        shared = None
+        if self.policy.by_appearance(frame, last):
+            shared = stages.run("match", self._match, features, frame, last)
+        if not self.policy.decide(frame, features, last, shared):
+            return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
+        keyframe = self.keyframes.add(self._keyframe(frame, features))
+        pairs = [
+            self._pair(stages, "match", PairKind.TRACK, keyframe, ref, shared if ref is last else None)
+            for ref in previous
+        ]
+        return Tracked(frame, features, keyframe, tuple(pairs), stages.latency_ms, stages.faults)
+
+    def close_loops(self, tracked: Tracked) -> Loops:
+        """Retrieve older keyframes that look like the new one and verify the best of them."""
+        stages, keyframe = Stages(), tracked.keyframe
+        if self.global_descriptor is None:
+            return Loops(keyframe)
+        descriptor = stages.run("global", self.global_descriptor.describe, tracked.frame, keyframe.features)
+        if descriptor is None:
+            return Loops(keyframe, latency_ms=stages.latency_ms, faults=stages.faults)
+        keyframe = self.keyframes.describe(keyframe.id, descriptor)
+        candidates = stages.run("retrieve", self._retrieve, keyframe) or []
+        possible, gated = self.loops.gate(keyframe, candidates)
+        pairs = [
+            self._pair(stages, "verify", PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id])
+            for c in possible[: self.config.loops.verify]
+        ]
+        pairs = self.loops.judge(keyframe, pairs)
+        return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
+
+    def _keyframe(self, frame: Frame, features: Features) -> Keyframe:
+        kept = store_descriptors(features, self.config.features.fp16)
+        return Keyframe(0, frame.stamp_ns, frame.frame_id, kept, frame.camera, frame.pose, None, thumbnail(frame.image))
+
+    def _match(self, features: Features, frame: Frame | Keyframe, ref: Keyframe) -> Matches:
+        return self.matcher.match(features, ref.features, frame.camera, ref.camera)
+
+    def _pair(
+        self, stages: Stages, stage: str, kind: PairKind, keyframe: Keyframe, ref: Keyframe, done=None
+    ) -> PairResult:
+        matches = done or stages.run(stage, self._match, keyframe.features, keyframe, ref)
+        if matches is None:
+            matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults[stage])
+        return PairResult(kind, keyframe.id, ref.id, ref.stamp_ns, matches)
+
+    def _retrieve(self, keyframe: Keyframe) -> list[Candidate]:
+        r = self.config.retrieval
+        newest = self.keyframes.newest_older_than(keyframe, r.exclude_s, r.exclude_frames)
+        seen = bool(np.any(keyframe.global_descriptor))  # a blank image looks like nothing
+        ids, similarity = self.index.search(keyframe.global_descriptor, r.top_k, newest if seen else -1)
+        self.index.add(keyframe.id, keyframe.global_descriptor)
+        keep = similarity >= r.min_similarity
+        ids, similarity = [int(i) for i in ids[keep]], similarity[keep]
+        out = []
+        for rank, (ref, value) in enumerate(zip(ids, similarity)):
+            others = [s for i, s in zip(ids, similarity) if not self.loops.same_place(i, ref)]
+            margin = float(value - max(others)) if others else float("nan")
+            stamp = self.keyframes[ref].stamp_ns
+            out.append(Candidate(keyframe.id, ref, stamp, float(value), margin, rank))
+        return out
+
+
+def _plugin(role: str, name: str, options: dict, **arguments):
+    """Construct a plug-in with its typed options."""
+    cls = registry.get(role, name)
+    return cls(options=cls.Options(**options), **arguments)

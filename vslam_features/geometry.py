@@ -1,0 +1,199 @@
+"""Geometric verification: do two images see the same scene, and what pose follows?
+
+Calibrated pairs are explained by an essential matrix, others by a fundamental
+matrix; a homography competes with it by the geometric robust information
+criterion (GRIC, Torr, IJCV 2002), so that planes, pure rotations and identical
+images count as verified without a pose that the data does not determine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .camera import Camera
+from .config import GeometryConfig
+from .solvers import make_solver
+from .types import Pose, Status
+
+_HOMOGRAPHY_SLACK = 1.5  # a point's error has two components there, the distance to a line has one
+_ROTATION_SHARE = 0.9  # of the homography's inliers must fit a rotation to call it one
+_SECOND_SHARE = 0.95  # of the best pose's inliers make a second pose as good
+_SAME_ROTATION_DEG, _SAME_DIRECTION_DEG = 3.0, 20.0  # closer poses are one pose
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of verifying correspondences.
+
+    Args:
+        inliers: (M,) bool.
+        model: ``essential``, ``fundamental``, ``homography``, or None.
+        status: ``ok``, ``no_matches``, ``too_few_inliers`` or ``degenerate``.
+        pose: image 0's camera in image 1's where the data determines it, else None.
+        best_pose: the solver's best pose, also where it is not to be trusted
+            (for measurements); None where uncalibrated.
+    """
+
+    inliers: np.ndarray
+    model: str | None
+    status: Status
+    pose: Pose | None = None
+    best_pose: Pose | None = None
+
+
+class Verifier:
+    """Verifies correspondences by robust two-view geometry."""
+
+    def __init__(self, config: GeometryConfig):
+        self.config = config
+        self.solver = make_solver(config)
+
+    def verify(
+        self,
+        points0: np.ndarray,
+        points1: np.ndarray,
+        camera0: Camera | None,
+        camera1: Camera | None,
+        scale: float = 1.0,
+    ) -> Verification:
+        """Verify correspondences.
+
+        Args:
+            points0, points1: (M, 2) pixels of the input images.
+            camera0, camera1: None for an uncalibrated image; then F is used.
+            scale: input pixels per searched pixel (``Features.pixel_scale``).
+        """
+        m, none = len(points0), np.zeros(len(points0), bool)
+        if m == 0:
+            return Verification(none, None, Status.NO_MATCHES)
+        p0, p1 = np.asarray(points0, np.float64), np.asarray(points1, np.float64)
+        calibrated = camera0 is not None and camera1 is not None
+        if calibrated:
+            p0, p1 = camera0.undistort(p0), camera1.undistort(p1)
+        valid = np.isfinite(p0).all(axis=1) & np.isfinite(p1).all(axis=1)
+        p0, p1 = p0[valid], p1[valid]
+        threshold = self.config.threshold_px * scale
+        kind, pose, F, inliers = self._epipolar(p0, p1, camera0, camera1, threshold, calibrated)
+        plane = self.solver.homography(p0, p1, _HOMOGRAPHY_SLACK * threshold, self.config.seed)
+        best_pose = pose
+        if plane is not None and self._plane_explains(p0, p1, F, inliers, *plane, threshold, calibrated):
+            kind, inliers = "homography", plane[1]
+            pose = _rotation(p0, p1, camera0, camera1, inliers, threshold) if calibrated else None
+        full = none.copy()
+        if inliers is not None:
+            full[valid] = inliers
+        n = int(full.sum())
+        if n < self.config.min_inliers or n < self.config.min_inlier_ratio * m:
+            return Verification(full, kind if n else None, Status.TOO_FEW_INLIERS, None, best_pose)
+        if kind == "essential" and self.config.check_degenerate:
+            if self._second_pose(p0, p1, camera0, camera1, threshold, pose, n):
+                return Verification(full, kind, Status.DEGENERATE, None, best_pose)
+        return Verification(full, kind, Status.OK, pose, best_pose)
+
+    def _epipolar(self, p0, p1, camera0, camera1, threshold, calibrated):
+        if calibrated:
+            found = self.solver.essential(p0, p1, camera0.K, camera1.K, threshold, self.config.seed)
+            if found is None:
+                return None, None, None, None
+            pose, inliers = found
+            return "essential", pose, fundamental_of(pose, camera0.K, camera1.K), inliers
+        found = self.solver.fundamental(p0, p1, threshold, self.config.seed)
+        return ("fundamental", None, *found) if found is not None else (None, None, None, None)
+
+    def _plane_explains(self, p0, p1, F, inliers, H, plane_inliers, threshold, calibrated) -> bool:
+        """True where GRIC prefers the homography over the epipolar model."""
+        if F is None:
+            return True
+        either = inliers | plane_inliers
+        sigma2 = (threshold / 1.96) ** 2  # the threshold holds 95 % of a distance to a line
+        with_plane = gric(homography_error(H, p0[either], p1[either]), sigma2, dimension=2, parameters=8)
+        parameters = 5 if calibrated else 7
+        without = gric(sampson_error(F, p0[either], p1[either]), sigma2, dimension=3, parameters=parameters)
+        return with_plane < without
+
+    def _second_pose(self, p0, p1, camera0, camera1, threshold, pose: Pose, best: int) -> bool:
+        """True where another start of the solver finds a different pose that explains the data as well."""
+        for offset in (1, 2):
+            found = self.solver.essential(p0, p1, camera0.K, camera1.K, threshold, self.config.seed + offset)
+            if found is None or found[1].sum() < _SECOND_SHARE * best:
+                continue
+            rotation, direction = pose_difference_deg(pose, found[0])
+            if rotation > _SAME_ROTATION_DEG or direction > _SAME_DIRECTION_DEG:
+                return True
+        return False
+
+
+def fundamental_of(pose: Pose, K0: np.ndarray, K1: np.ndarray) -> np.ndarray:
+    """F = K1^-T [t]x R K0^-1 (Hartley and Zisserman, 2nd ed., eq. 9.12)."""
+    x, y, z = pose.t
+    skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.linalg.inv(K1).T @ skew @ pose.R @ np.linalg.inv(K0)
+
+
+def sampson_error(F: np.ndarray, p0: np.ndarray, p1: np.ndarray) -> np.ndarray:
+    """Squared Sampson distances (M,) in px^2 (Hartley and Zisserman, eq. 11.9)."""
+    h0, h1 = _homogeneous(p0), _homogeneous(p1)
+    line1, line0 = h0 @ F.T, h1 @ F
+    weight = (line1[:, :2] ** 2).sum(axis=1) + (line0[:, :2] ** 2).sum(axis=1)
+    return (h1 * line1).sum(axis=1) ** 2 / np.maximum(weight, 1e-12)
+
+
+def homography_error(H: np.ndarray, p0: np.ndarray, p1: np.ndarray) -> np.ndarray:
+    """Squared distances (M,) in px^2 of the pair to the nearest one that fits H, first order.
+
+    A quarter of the symmetric transfer error: half of the correction falls to
+    each image, so that the value compares with :func:`sampson_error`.
+    """
+    try:
+        inverse = np.linalg.inv(H)
+    except np.linalg.LinAlgError:
+        return np.full(len(p0), np.inf)
+    forward = ((_apply(H, p0) - p1) ** 2).sum(axis=1)
+    backward = ((_apply(inverse, p1) - p0) ** 2).sum(axis=1)
+    return (forward + backward) / 4
+
+
+def gric(squared_error: np.ndarray, sigma2: float, dimension: int, parameters: int) -> float:
+    """GRIC of a two-view model, lower is better (Torr, IJCV 2002, with r = 4 and lambda3 = 2).
+
+    ``dimension``: of the manifold, 2 for a homography, 3 for epipolar geometry.
+    """
+    n, r = len(squared_error), 4
+    robust = np.minimum(squared_error / sigma2, 2.0 * (r - dimension)).sum()
+    return float(robust + n * dimension * np.log(r) + parameters * np.log(r * max(n, 1)))
+
+
+def pose_difference_deg(a: Pose, b: Pose) -> tuple[float, float]:
+    """Angles in degrees between the rotations and between the translation directions of two poses."""
+    cosine = (np.trace(a.R.T @ b.R) - 1) / 2
+    lengths = np.linalg.norm(a.t) * np.linalg.norm(b.t)
+    direction = np.degrees(np.arccos(np.clip(a.t @ b.t / lengths, -1, 1))) if lengths > 0 else np.nan
+    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))), float(direction)
+
+
+def _rotation(p0, p1, camera0, camera1, inliers, threshold) -> Pose | None:
+    """Pose of a pure rotation where one explains the homography's inliers (Kabsch on bearings), else None."""
+    b0, b1 = (_bearings(p[inliers], c.K) for p, c in ((p0, camera0), (p1, camera1)))
+    U, _, Vt = np.linalg.svd(b1.T @ b0)
+    R = U @ np.diag([1, 1, np.sign(np.linalg.det(U @ Vt))]) @ Vt
+    error = homography_error(camera1.K @ R @ np.linalg.inv(camera0.K), p0[inliers], p1[inliers])
+    if (error <= (_HOMOGRAPHY_SLACK * threshold) ** 2 / 2).mean() < _ROTATION_SHARE:
+        return None
+    return Pose(R, np.zeros(3), scale_known=False)
+
+
+def _bearings(points: np.ndarray, K: np.ndarray) -> np.ndarray:
+    rays = _homogeneous(points) @ np.linalg.inv(K).T
+    return rays / np.linalg.norm(rays, axis=1, keepdims=True)
+
+
+def _homogeneous(points: np.ndarray) -> np.ndarray:
+    return np.hstack([points, np.ones((len(points), 1))])
+
+
+def _apply(H: np.ndarray, points: np.ndarray) -> np.ndarray:
+    q = _homogeneous(points) @ H.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.abs(q[:, 2:]) > 1e-12, q[:, :2] / q[:, 2:], np.inf)

@@ -1,0 +1,72 @@
+"""Which frames become keyframes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .config import KeyframesConfig
+from .types import Features, Frame, Keyframe, Matches
+
+
+class KeyframePolicy:
+    """Decides by count, by odometry where poses come in, else by what the images share.
+
+    Without a pose a frame is a keyframe when fewer than ``min_shared_ratio`` of
+    its keypoints still match the last keyframe, or the matches moved by
+    ``parallax_ratio`` of the image diagonal in the median.
+    """
+
+    def __init__(self, config: KeyframesConfig):
+        self.config = config
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the frames counted so far."""
+        self._seen = 0
+        self._baseline_of, self._baseline = -1, 0
+
+    def by_appearance(self, frame: Frame, last: Keyframe | None) -> bool:
+        """True where the decision needs the matches of the frame with the last keyframe."""
+        return last is not None and not self.config.every and (frame.pose is None or last.pose is None)
+
+    def decide(self, frame: Frame, features: Features, last: Keyframe | None, matches: Matches | None) -> bool:
+        """True where the frame is a keyframe. Call once a frame, in order.
+
+        ``matches``: frame (0) with last keyframe (1), where ``by_appearance``; None
+        there means that matching failed, and the frame is kept.
+        """
+        c, self._seen = self.config, self._seen + 1
+        if last is None:
+            return True
+        if c.every:
+            return (self._seen - 1) % c.every == 0
+        if c.max_interval_s and frame.stamp_ns - last.stamp_ns >= c.max_interval_s * 1e9:
+            return True
+        if not self.by_appearance(frame, last):
+            return self._moved(frame, last)
+        if matches is None or not len(matches):
+            # A blank frame shares nothing and gives nothing; it becomes a keyframe only by the interval.
+            return len(features) > 0
+        if len(matches) < c.min_shared_ratio * self._shareable(features, last, matches):
+            return True
+        used = matches.inliers if matches.inliers.any() else np.ones(len(matches), bool)
+        now = features.keypoints[matches.pairs[used, 0]]
+        then = last.features.keypoints[matches.pairs[used, 1]]
+        motion = np.median(np.linalg.norm(now - then, axis=1))
+        return bool(motion >= c.parallax_ratio * np.hypot(*frame.image_size))
+
+    def _shareable(self, features: Features, last: Keyframe, matches: Matches) -> float:
+        """Matches a frame could have: what the first frame after the keyframe had, at most all keypoints.
+
+        Ratio tests and noise make even the next image share only a part of its keypoints.
+        """
+        if last.id != self._baseline_of:
+            self._baseline_of, self._baseline = last.id, len(matches)
+        return min(self._baseline, len(features))
+
+    def _moved(self, frame: Frame, last: Keyframe) -> bool:
+        c = self.config
+        if np.linalg.norm(frame.pose.t - last.pose.t) >= c.translation_m:
+            return True
+        cosine = (np.trace(last.pose.R.T @ frame.pose.R) - 1) / 2
+        return bool(np.degrees(np.arccos(np.clip(cosine, -1, 1))) >= c.rotation_deg)

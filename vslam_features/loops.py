@@ -1,0 +1,97 @@
+"""Which verified candidates are loops: odometry gate, look-alike places, consensus."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+
+from .config import LoopsConfig
+from .maps.memory import MemoryMap
+from .types import Candidate, Keyframe, PairResult, Status
+
+
+class LoopJudge:
+    """Tells loops from look-alike places.
+
+    With poses, candidates that odometry makes impossible are not tried.
+    Without, a loop is ``ambiguous`` until several of the last keyframes agree
+    on the place. Either way it is ambiguous while a *different* place verifies
+    about as well.
+    """
+
+    def __init__(self, config: LoopsConfig, keyframes: MemoryMap):
+        self.config = config
+        self.keyframes = keyframes
+        self._confirmed: list[tuple[int, int]] = []
+        self._recent: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=config.consensus_window)
+
+    def gate(self, keyframe: Keyframe, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+        """Split candidates into possible and impossible ones, by the poses where both have one."""
+        possible, impossible = [], []
+        for c in candidates:
+            (possible if self._possible(keyframe, self.keyframes[c.ref_kf_id]) else impossible).append(c)
+        return possible, impossible
+
+    def judge(self, keyframe: Keyframe, pairs: list[PairResult]) -> list[PairResult]:
+        """The attempted pairs of one keyframe with their final status. Call once a keyframe, in order."""
+        pairs = [self._enough(p) for p in pairs]
+        verified = [p for p in pairs if p.matches.verified]
+        self._recent.append((keyframe.id, tuple(p.ref_kf_id for p in verified)))
+        best = max(verified, key=lambda p: p.matches.num_inliers, default=None)
+        judged = [self._decide(keyframe, p, best, verified) if p.matches.verified else p for p in pairs]
+        self._confirmed += [(p.kf_id, p.ref_kf_id) for p in judged if p.matches.verified]
+        return judged
+
+    def same_place(self, a: int, b: int) -> bool:
+        """True where two keyframes are the same place, as far as it is known.
+
+        Near in sequence, or near to the two ends of a confirmed loop; with poses, near in space.
+        """
+        r = self.config.place_radius
+        if abs(a - b) <= r:
+            return True
+        first, second = self.keyframes[a], self.keyframes[b]
+        if self.config.pose_gate_m and _comparable(first, second):
+            return self._possible(first, second)
+        return any(
+            (abs(a - i) <= r and abs(b - j) <= r) or (abs(a - j) <= r and abs(b - i) <= r) for i, j in self._confirmed
+        )
+
+    def _enough(self, pair: PairResult) -> PairResult:
+        if pair.matches.verified and pair.matches.num_inliers < self.config.min_inliers:
+            return _with_status(pair, Status.TOO_FEW_INLIERS, f"a loop needs {self.config.min_inliers} inliers")
+        return pair
+
+    def _decide(self, keyframe: Keyframe, pair: PairResult, best: PairResult, verified: list[PairResult]) -> PairResult:
+        level = self.config.ambiguity_ratio * best.matches.num_inliers
+        rivals = [p for p in verified if p.matches.num_inliers >= level]
+        for rival in (best, *rivals):
+            if not self.same_place(pair.ref_kf_id, rival.ref_kf_id):
+                detail = f"keyframe {rival.ref_kf_id}, another place, verifies with {rival.matches.num_inliers} inliers"
+                return _with_status(pair, Status.AMBIGUOUS, detail)
+        if not _comparable(keyframe, self.keyframes[pair.ref_kf_id]):
+            agree = self._agreeing(pair.ref_kf_id)
+            if agree < self.config.consensus:
+                detail = f"{agree} of the last {len(self._recent)} keyframes agree, {self.config.consensus} needed"
+                return _with_status(pair, Status.AMBIGUOUS, detail)
+        return pair
+
+    def _agreeing(self, ref_kf_id: int) -> int:
+        r = self.config.place_radius
+        return sum(any(abs(ref - ref_kf_id) <= r for ref in refs) for _, refs in self._recent)
+
+    def _possible(self, a: Keyframe, b: Keyframe) -> bool:
+        if not self.config.pose_gate_m or not _comparable(a, b):
+            return True
+        allowed = self.config.pose_gate_m + self.config.pose_gate_drift * self.keyframes.travelled(a.id, b.id)
+        return float(np.linalg.norm(a.pose.t - b.pose.t)) <= allowed
+
+
+def _comparable(a: Keyframe, b: Keyframe) -> bool:
+    return a.pose is not None and b.pose is not None and a.pose.frame_id == b.pose.frame_id
+
+
+def _with_status(pair: PairResult, status: Status, detail: str) -> PairResult:
+    return dataclasses.replace(pair, matches=dataclasses.replace(pair.matches, status=status, detail=detail))

@@ -1,0 +1,1 @@
+"""The map: keyframes of this run, and later of earlier ones."""

@@ -1,0 +1,73 @@
+"""What a matcher plug-in is, and the check that keeps models apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError, IdentityError
+from ..types import Features, Status
+
+
+@dataclass(frozen=True)
+class Correspondences:
+    """What a matcher finds, before geometry.
+
+    Args:
+        pairs: (M, 2) int32, indices into the keypoints of image 0 and 1.
+        scores: (M,) f32 in [0, 1], higher is better.
+        covisibility: in [0, 1], None where the matcher has none.
+        stopped_after_layer: of an early-stopped matcher, else 0.
+        status: None to go on to geometry, else why the matcher gave up.
+    """
+
+    pairs: np.ndarray
+    scores: np.ndarray
+    covisibility: float | None = None
+    stopped_after_layer: int = 0
+    status: Status | None = None
+
+
+class Matcher(ABC):
+    """Finds correspondences between two sets of features of one model identity."""
+
+    runtime = "numpy"
+
+    @dataclass(frozen=True)
+    class Options:
+        """Parameters of the plug-in."""
+
+    def __init__(self, options):
+        self.options = options
+
+    @abstractmethod
+    def match(self, features0: Features, features1: Features) -> Correspondences:
+        """Correspondences, best score first. Both feature sets have keypoints."""
+
+
+def require_same_model(features0: Features, features1: Features) -> None:
+    """Raises IdentityError, naming both, where the descriptors cannot be compared."""
+    if features0.model != features1.model:
+        raise IdentityError(
+            f"features of different models cannot be matched: {features0.model} and {features1.model}; "
+            "extract both images with the same model"
+        )
+
+
+def as_vectors(features: Features) -> np.ndarray:
+    """Descriptors as (N, D) f32, ready for dot products.
+
+    Stored fp16 is widened; packed bits become -1 and +1, so that squared
+    Euclidean distance is four times the Hamming distance. Raises DataError on
+    a dense map.
+    """
+    d = features.descriptors
+    if d.ndim != 2:
+        raise DataError(
+            f"{features.model} has a dense map {d.shape}; this method needs one descriptor a keypoint (N, D)"
+        )
+    if d.dtype == np.uint8:
+        return np.unpackbits(d, axis=1).astype(np.float32) * 2 - 1
+    return d.astype(np.float32, copy=False)
