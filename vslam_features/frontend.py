@@ -77,10 +77,7 @@ class FrontEnd:
         if not self.policy.decide(frame, features, last, shared):
             return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
         keyframe = self.keyframes.add(self._keyframe(frame, features))
-        pairs = [
-            self._pair(stages, "match", PairKind.TRACK, keyframe, ref, shared if ref is last else None)
-            for ref in previous
-        ]
+        pairs = [self._pair(stages, PairKind.TRACK, keyframe, ref, shared if ref is last else None) for ref in previous]
         return Tracked(frame, features, keyframe, tuple(pairs), stages.latency_ms, stages.faults)
 
     def close_loops(self, tracked: Tracked) -> Loops:
@@ -95,7 +92,7 @@ class FrontEnd:
         candidates = stages.run("retrieve", self._retrieve, keyframe) or []
         possible, gated = self.loops.gate(keyframe, candidates)
         pairs = [
-            self._pair(stages, "verify", PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id])
+            self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id])
             for c in possible[: self.config.loops.verify]
         ]
         pairs = self.loops.judge(keyframe, pairs)
@@ -108,10 +105,10 @@ class FrontEnd:
     def _match(self, features: Features, frame: Frame | Keyframe, ref: Keyframe) -> Matches:
         return self.matcher.match(features, ref.features, frame.camera, ref.camera)
 
-    def _pair(
-        self, stages: Stages, stage: str, kind: PairKind, keyframe: Keyframe, ref: Keyframe, done=None
-    ) -> PairResult:
-        matches = done or stages.run(stage, self._match, keyframe.features, keyframe, ref)
+    def _pair(self, stages: Stages, kind: PairKind, keyframe: Keyframe, ref: Keyframe, matches=None) -> PairResult:
+        stage = "match" if kind is PairKind.TRACK else "verify"
+        if matches is None:
+            matches = stages.run(stage, self._match, keyframe.features, keyframe, ref)
         if matches is None:
             matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults[stage])
         return PairResult(kind, keyframe.id, ref.id, ref.stamp_ns, matches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,7 +48,9 @@ class OpenCvExtractor(FeatureExtractor):
 
     def extract(self, frame: Frame) -> Features:
         """See :meth:`FeatureExtractor.extract`. N may be 0; raises nothing on blank images."""
-        grey, scale = resize_long_side(to_grey(frame.image), self.long_side)
+        grey = to_grey(frame.image)
+        if self.long_side:
+            grey, _ = resize_long_side(grey, self.long_side)
         mask = None
         if frame.mask is not None:
             rows = ((np.arange(grey.shape[0]) + 0.5) / grey.shape[0] * frame.mask.shape[0]).astype(int)
@@ -96,6 +98,4 @@ def store_descriptors(features: Features, policy: str) -> Features:
             )
     elif not np.array_equal(half.astype(np.float32), d):
         return features
-    return Features(
-        features.keypoints, features.scores, half, features.image_size, features.model, features.pixel_scale
-    )
+    return replace(features, descriptors=half)
