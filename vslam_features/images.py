@@ -206,18 +206,18 @@ def resize_long_side(image: np.ndarray, long_side: int) -> tuple[np.ndarray, flo
     """Shrink an image, averaging areas, so that its longer side has ``long_side`` pixels; never enlarges.
 
     Returns:
-        The image (the same object if it is small enough) and the scale s of
-        both axes: x_small = (x + 0.5) s - 0.5.
+        The image (the same object if it is small enough), stretched to whole
+        pixels, and the nominal scale. Map points by the ratio of the sizes,
+        x_small = (x + 0.5) W_small / W - 0.5 (as ``Camera.scaled_to`` does):
+        rounding makes that of the shorter side differ a little from the scale.
     """
     _check_image(image)
     longest = max(image.shape[:2])
     if longest <= _positive("long_side", long_side):
         return image, 1.0
     scale = long_side / longest
-    if min(image.shape[:2]) * scale < 1:
-        raise ImageError(f"image: {image.shape[1]}x{image.shape[0]} shrunk to {long_side} pixels leaves no rows")
-    # with a target size instead of factors, rounding would give each axis its own scale
-    return cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), scale
+    size = tuple(max(1, round(side * scale)) for side in image.shape[1::-1])
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA), scale
 
 
 def thumbnail(image: np.ndarray, long_side: int = 160) -> np.ndarray:
