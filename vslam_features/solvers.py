@@ -17,6 +17,7 @@ from .errors import PluginError
 from .types import Pose
 
 Estimate = tuple[np.ndarray, np.ndarray]  # model (3, 3), inliers (M,)
+_FAR = 1e6  # baselines
 
 
 class Solver(ABC):
@@ -124,7 +125,8 @@ class OpenCv(Solver):
         E, mask = _usac(cv2.findEssentialMat, n0, n1, eye, eye, none, none, params)
         if E is None or E.shape != (3, 3):
             return None
-        _, R, t, mask = cv2.recoverPose(E, n0, n1, eye, mask=mask.copy())
+        # The default drops points further than 50 baselines, which are as good for the rotation.
+        R, t, mask = cv2.recoverPose(E, n0, n1, cameraMatrix=eye, distanceThresh=_FAR, mask=mask.copy())[1:4]
         inliers = mask.ravel() > 0
         return (Pose(R, t, scale_known=False), inliers) if inliers.any() else None
 
