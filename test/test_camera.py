@@ -6,7 +6,7 @@ import pickle
 import cv2
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from vslam_features.camera import Camera
@@ -106,7 +106,9 @@ def test_undistort_inverts_project(name, data):
     np.testing.assert_allclose(bearing, ray / np.linalg.norm(ray), atol=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
+@example(coefficients=[0, 0, 0, 0, 5e-324], x=0.1, y=0.1)
+@example(coefficients=[1e6, -1e6, 0, 0, 1e6], x=0.1, y=0.1)
 @given(
     coefficients=st.lists(st.floats(-1, 1), min_size=5, max_size=5),
     x=st.floats(-1, 1),
@@ -275,6 +277,7 @@ def test_another_image_size_names_got_expected_and_next_step():
         (dict(K=[[400, 3, 320], [0, 400, 240], [0, 0, 1]]), "K must be"),
         (dict(K=[[400, 0, 320], [0, 400, 240], [0, 0, 2]]), "K must be"),
         (dict(D=[np.inf] * 4), "D is not finite"),
+        (dict(D=[1e200] * 4), "below 1e6"),
         (dict(D=[0.1] * 3), "plumb_bob takes 0 or 4 or 5 distortion coefficients, got 3"),
         (dict(D=[0.1] * 5, model="rational_polynomial"), "takes 8 or 12 or 14"),
         (dict(D=[], model="equidistant"), "takes 4"),

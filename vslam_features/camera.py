@@ -61,6 +61,8 @@ class Camera:
         if D.size not in COEFFICIENTS[self.model]:
             counts = " or ".join(map(str, COEFFICIENTS[self.model]))
             raise CameraError(f"camera: {self.model} takes {counts} distortion coefficients, got {D.size}")
+        if D.size and np.abs(D).max() > 1e6:
+            raise CameraError(f"camera: distortion coefficients must be below 1e6, got {D.tolist()}")
         if K[0, 0] <= 0 or K[1, 1] <= 0:
             raise CameraError(f"camera: focal lengths must be positive, got fx={K[0, 0]:g} fy={K[1, 1]:g}")
         canonical = np.array([[K[0, 0], 0, K[0, 2]], [0, K[1, 1], K[1, 2]], [0, 0, 1.0]])
@@ -319,7 +321,9 @@ class Camera:
 
 
 def _first_positive_root(polynomial: Polynomial, default: float) -> float:
-    roots = polynomial.trim().roots() if polynomial.trim().degree() else np.empty(0)
+    # the constant is 1: smaller coefficients act only outside any field of view, but overflow in the root finder
+    polynomial = polynomial.trim(1e-12)
+    roots = polynomial.roots() if polynomial.degree() else np.empty(0)
     real = roots.real[(np.abs(roots.imag) <= 1e-9 * np.abs(roots)) & (roots.real > 0)]
     return float(min(real.min(initial=default), default))
 
