@@ -2,13 +2,7 @@
 
 Pixels follow the OpenCV convention ((0, 0) is the centre of the top-left
 pixel); rays are in the optical frame of REP-103 (x right, y down, z forward).
-The models are those of ``sensor_msgs/distortion_models.hpp``:
-
-- ``plumb_bob``: k1 k2 p1 p2 [k3]; no coefficients mean no distortion.
-- ``rational_polynomial``: k1 k2 p1 p2 k3 k4 k5 k6 [s1 s2 s3 s4 [tau_x tau_y]].
-- ``equidistant``: k1 k2 k3 k4 of theta_d = theta (1 + k1 theta^2 + ... + k4 theta^8).
-
-Formulas: OpenCV documentation of ``calib3d`` (pinhole) and ``fisheye``.
+Distortion models: :mod:`vslam_features.distortion`.
 """
 
 from __future__ import annotations
@@ -17,14 +11,10 @@ import operator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import cv2
 import numpy as np
-from numpy.polynomial import Polynomial
 
+from .distortion import COEFFICIENTS, Distortion
 from .errors import CameraError, DataError
-
-COEFFICIENTS = {"plumb_bob": (0, 4, 5), "rational_polynomial": (8, 12, 14), "equidistant": (4,)}
-"""Distortion models and how many coefficients each may have."""
 
 _TOLERANCE_PX = 1e-4
 """An undistorted point is accepted if it projects back to within this distance."""
@@ -203,38 +193,17 @@ class Camera:
         image are returned as they are.
         """
         points = _points(points_3d, 3)
-        xyz = points[good := np.isfinite(points).all(axis=1)]
         pixels = np.full((len(points), 2), np.nan)
-        radius = np.hypot(xyz[:, 0], xyz[:, 1])
-        angle = np.arctan2(radius, xyz[:, 2])
-        seen = (angle < self._max_angle) & xyz.any(axis=1)
-        xyz, radius, angle = xyz[seen], radius[seen], angle[seen]
-        good[good] = seen
-        if self.model == "equidistant":
-            # on the axis the direction is (0, 0) and any finite scale will do
-            xy = xyz[:, :2] * (self._radial(angle) / np.where(radius > 0, radius, 1))[:, None]
-        else:
-            xy = self._distort(xyz[:, :2] / xyz[:, 2:])[0]
-        pixels[good] = xy * self._focal + self._centre
+        finite = np.flatnonzero(np.isfinite(points).all(axis=1))
+        xy, seen = self._distortion.project(points[finite])
+        pixels[finite[seen]] = xy * self._focal + self._centre
         return pixels
 
     def bearings(self, points: np.ndarray) -> np.ndarray:
         """(N, 2) pixels to (N, 3) f64 unit rays in the optical frame; NaN where no ray images there."""
         points = _points(points, 2)
-        normalised = (points - self._centre) / self._focal
-        distance = np.hypot(normalised[:, 0], normalised[:, 1])
-        with np.errstate(all="ignore"):  # points without an answer run to infinity; the check below drops them
-            angle = np.interp(distance, *self._inverse_table)
-            if self.model == "equidistant":
-                slope = self._equidistant.deriv()
-                for _ in range(8):
-                    angle = angle - (self._radial(angle) - distance) / slope(angle)
-                unit = normalised / np.where(distance > 0, distance, 1)[:, None]
-                rays = np.column_stack([unit * np.sin(angle)[:, None], np.cos(angle)])
-            else:
-                xy = normalised * (np.tan(angle) / np.where(distance > 0, distance, 1))[:, None]
-                rays = np.column_stack([self._newton(xy, normalised), np.ones(len(xy))])
-                rays /= np.linalg.norm(rays, axis=1, keepdims=True)
+        rays = self._distortion.rays((points - self._centre) / self._focal)
+        with np.errstate(all="ignore"):  # rays where there is no answer may be anything; the check drops them
             wrong = ~(np.abs(self.project(rays) - points).max(axis=1, initial=0) < _TOLERANCE_PX)
         rays[wrong] = np.nan
         return rays
@@ -253,6 +222,10 @@ class Camera:
         rays[~(rays[:, 2] > 1e-9)] = np.nan
         return rays[:, :2] / rays[:, 2:] * self._focal + self._centre
 
+    @cached_property
+    def _distortion(self) -> Distortion:
+        return Distortion(self.model, self.D)
+
     @property
     def _focal(self) -> np.ndarray:
         return self.K[[0, 1], [0, 1]]
@@ -260,72 +233,6 @@ class Camera:
     @property
     def _centre(self) -> np.ndarray:
         return self.K[:2, 2]
-
-    def _radial(self, angle: np.ndarray) -> np.ndarray:
-        """Distance of the image from the principal point over the focal length, at an angle off the axis (rad)."""
-        if self.model == "equidistant":
-            return self._equidistant(angle)
-        over, under = self._fraction
-        return np.tan(angle) * over(np.tan(angle) ** 2) / under(np.tan(angle) ** 2)
-
-    @property
-    def _equidistant(self) -> Polynomial:
-        k1, k2, k3, k4 = self.D
-        return Polynomial([0, 1, 0, k1, 0, k2, 0, k3, 0, k4])
-
-    @property
-    def _fraction(self) -> tuple[Polynomial, Polynomial]:
-        """Numerator and denominator of the radial distortion factor, polynomials of r^2."""
-        k1, k2, _, _, k3, k4, k5, k6 = np.pad(self.D, (0, 14))[:8]
-        return Polynomial([1, k1, k2, k3]), Polynomial([1, k4, k5, k6])
-
-    @cached_property
-    def _max_angle(self) -> float:
-        """Angle off the axis (rad) up to which a larger angle lies farther out in the image."""
-        if self.model == "equidistant":
-            return _first_positive_root(self._equidistant.deriv(), np.pi)
-        over, under = self._fraction
-        u = Polynomial([0, 1])
-        slope = (over + 2 * u * over.deriv()) * under - 2 * u * over * under.deriv()
-        limit = min(_first_positive_root(slope, np.inf), _first_positive_root(under, np.inf))
-        return float(np.arctan(np.sqrt(limit)))
-
-    @cached_property
-    def _inverse_table(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distances, angles), both increasing: where the inversion starts, so that it stays on the first branch."""
-        angles = np.linspace(0, min(self._max_angle, np.pi if self.model == "equidistant" else np.radians(89.9)), 1024)
-        return self._radial(angles), angles
-
-    def _distort(self, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ideal to distorted normalised coordinates, (N, 2), and the Jacobian (N, 2, 2)."""
-        n = len(xy)
-        if n == 0 or self.D.size == 0:
-            return xy, np.broadcast_to(np.eye(2), (n, 2, 2))
-        points = np.column_stack([xy, np.ones(n)]).reshape(n, 1, 3)
-        out, jacobian = cv2.projectPoints(points, np.zeros(3), np.zeros(3), np.eye(3), self.D.copy())
-        # columns 3 and 4 are by the translation in x and y, which at z = 1 are the coordinates
-        return out.reshape(n, 2), jacobian[:, 3:5].reshape(n, 2, 2)
-
-    def _newton(self, xy: np.ndarray, distorted: np.ndarray) -> np.ndarray:
-        """Invert ``_distort`` from the start ``xy``; converges where cv2.undistortPoints' fixed point diverges."""
-        for _ in range(12):
-            value, J = self._distort(xy)
-            (ex, ey), det = (value - distorted).T, J[:, 0, 0] * J[:, 1, 1] - J[:, 0, 1] * J[:, 1, 0]
-            step = (
-                np.column_stack([J[:, 1, 1] * ex - J[:, 0, 1] * ey, J[:, 0, 0] * ey - J[:, 1, 0] * ex]) / det[:, None]
-            )
-            xy = xy - step
-            if not (np.abs(step) > 1e-12).any():
-                break
-        return xy
-
-
-def _first_positive_root(polynomial: Polynomial, default: float) -> float:
-    # the constant is 1: smaller coefficients act only outside any field of view, but overflow in the root finder
-    polynomial = polynomial.trim(1e-12)
-    roots = polynomial.roots() if polynomial.degree() else np.empty(0)
-    real = roots.real[(np.abs(roots.imag) <= 1e-9 * np.abs(roots)) & (roots.real > 0)]
-    return float(min(real.min(initial=default), default))
 
 
 def _points(points, columns: int) -> np.ndarray:

@@ -155,6 +155,12 @@ class Config:
     # Inputs: how images, calibration and poses come in (node and bag replay).
     image_transport: str = option("raw", "Subscribe to image or image/compressed.", choices=("raw", "compressed"))
     image_qos: str = option("sensor_data", "QoS of image and camera_info.", choices=("sensor_data", "reliable"))
+    image_max_value: int = option(
+        0,
+        "Sample that becomes white in 16-bit images, e.g. 1023 or 4095 of 10 and 12-bit cameras; 0: 65535.",
+        low=0,
+        high=65535,
+    )
     rectified: str = option(
         "auto",
         "Images are rectified (use P) or raw (use K, D); auto: by '_rect' in the topic.",
