@@ -1,0 +1,16 @@
+"""Shared fixtures. ``data_dir``: the real images, where a developer has them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real images: ``VSLAM_FEATURES_DATA``, else ``../shared/data`` beside the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(os.environ.get("VSLAM_FEATURES_DATA") or default)
+    if not path.is_dir():
+        pytest.skip(f"no real images at {path}; set VSLAM_FEATURES_DATA to their folder")
+    return path
