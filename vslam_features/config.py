@@ -339,10 +339,12 @@ def _check_options(group, f, name: str, problems: list[str]) -> None:
 def _check_value(name: str, value, kind: type, meta, problems: list[str]):
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
+    if isinstance(value, bool) and "yes" in choices:
+        value = "yes" if value else "no"  # YAML 1.1 reads a bare yes as true
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         problems.append(f"{name}: expected {kind.__name__}, got {type(value).__name__} ({value!r})")
         return value
-    choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
     if choices and value not in choices:
         problems.append(f"{name}: '{value}' is not one of {', '.join(choices)}")
     if kind in (int, float) and not meta.get("low", -math.inf) <= value <= meta.get("high", math.inf):
