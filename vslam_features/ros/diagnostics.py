@@ -1,0 +1,211 @@
+"""``/diagnostics``: what the node does, once a second, as ``node: subcomponent``."""
+
+from __future__ import annotations
+
+import math
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from ..config import Config
+from ..frontend import FrontEnd
+from ..types import Status
+from .inputs import Inputs, Topic
+from .pairing import Pairing
+from .pipeline import Pipeline
+from .statistics import Stage, Statistics
+
+SILENT_S = 2.0
+"""An input without a message for longer than this is reported."""
+
+EMPTY_RATIO = 0.5
+"""A larger share of track pairs without a match is reported."""
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+
+
+class Report:
+    """A status that grows worse as findings come in.
+
+    The message joins the findings, the worst level wins.
+    """
+
+    def __init__(self, name: str, fine: str):
+        self.level, self._name, self._fine = OK, name, fine
+        self._findings: list[str] = []
+        self._values: list[KeyValue] = []
+
+    def found(self, level: bytes, text: str) -> None:
+        """Something that a person should know."""
+        self.level = max(self.level, level)
+        self._findings.append(text)
+
+    def add(self, **values) -> None:
+        """Key-value pairs; floats are shortened."""
+        self._values += [KeyValue(key=k, value=_text(v)) for k, v in values.items()]
+
+    def message(self, prefix: str) -> DiagnosticStatus:
+        """The status under the node's name."""
+        return DiagnosticStatus(
+            level=self.level,
+            name=f"{prefix}: {self._name}",
+            message="; ".join(self._findings) or self._fine,
+            hardware_id=prefix,
+            values=self._values,
+        )
+
+
+class Diagnostics:
+    """Builds the reports of a configured node; remembers the last counts to tell what is new."""
+
+    def __init__(self, name: str, config: Config, statistics: Statistics, frontend: FrontEnd):
+        self._name, self._config, self._statistics, self._frontend = name, config, statistics, frontend
+        self._last: dict[str, int] = {}
+
+    def message(
+        self, stamp, state: str, pairing: Pairing, pipeline: Pipeline, inputs: Inputs | None
+    ) -> DiagnosticArray:
+        """All statuses. ``stamp``: a Time message; ``state``: of the lifecycle; ``inputs`` None: not active."""
+        with self._statistics.lock:
+            reports = [
+                self._inputs(state, inputs),
+                self._frames(pairing, pipeline),
+                *(self._stage(name) for name in ("decode", "describe", "match", "global", "retrieve", "verify")),
+                self._map(pipeline),
+            ]
+            reports += [self._stage(n) for n in ("camera", "track", "close_loops") if n in self._statistics.stages]
+        out = DiagnosticArray(status=[r.message(self._name) for r in reports])
+        out.header.stamp = stamp
+        return out
+
+    def _new(self, key: str, value: int) -> int:
+        """Increase since the last message."""
+        last, self._last[key] = self._last.get(key, 0), value
+        return value - last
+
+    def _inputs(self, state: str, inputs: Inputs | None) -> Report:
+        report = Report("inputs", "receiving" if inputs else f"not subscribed: {state}")
+        report.add(state=state, paused=bool(inputs and inputs.paused))
+        for topic in inputs.topics if inputs else []:
+            publishers = inputs.publishers(topic)
+            self._check(report, topic, publishers)
+            report.add(
+                **{
+                    f"{topic.label}.topic": topic.name,
+                    f"{topic.label}.qos": topic.qos,
+                    f"{topic.label}.publishers": publishers,
+                    f"{topic.label}.received": topic.received,
+                    f"{topic.label}.rate_hz": topic.rate.value(),
+                    f"{topic.label}.silent_s": topic.silent_s(),
+                    f"{topic.label}.incompatible_qos": topic.incompatible,
+                    f"{topic.label}.rejected": topic.rejected,
+                }
+            )
+        if inputs and inputs.paused:
+            report.found(OK, "paused: images are ignored until ~/pause is called with false")
+        return report
+
+    def _check(self, report: Report, topic: Topic, publishers: int) -> None:
+        where = f"{topic.name} ({publishers} publishers, we ask for {topic.qos})"
+        if topic.incompatible:
+            report.found(ERROR, f"{topic.label}: a publisher's QoS does not fit on {where}")
+        if topic.label == "camera_info" and topic.last is None:
+            report.found(WARN, f"no camera_info yet on {where}: uncalibrated")
+        elif topic.silent_s() > SILENT_S:
+            hint = "; check the remapping" if publishers == 0 else ""
+            level = ERROR if topic.label == "image" else WARN
+            report.found(level, f"{topic.label}: nothing for {topic.silent_s():.0f} s on {where}{hint}")
+        if self._new(f"{topic.label}.rejected", topic.rejected):
+            report.found(WARN, f"{topic.label}: {topic.last_error}")
+
+    def _frames(self, pairing: Pairing, pipeline: Pipeline) -> Report:
+        s, slot, counts = self._statistics, pipeline.frames.counts, pairing.counts
+        report = Report("frames", "keeping up")
+        dropped = slot.dropped + counts.out_of_order
+        report.add(
+            received=slot.received + counts.out_of_order + pairing.pending,
+            processed=slot.processed,
+            dropped=dropped,
+            waiting=slot.waiting + pairing.pending,
+            missing=counts.missing,
+            out_of_order=counts.out_of_order,
+            resets=s.resets,
+            jumps_back=counts.jumps,
+            rate_hz=s.frame_rate.value(),
+            uncalibrated=s.uncalibrated,
+            without_pose=s.without_pose,
+            info_inexact=counts.info_inexact,
+        )
+        if new := self._new("dropped", dropped):
+            report.found(WARN, f"{new} images dropped: too slow for the image rate, or out of order")
+        if new := self._new("missing", counts.missing):
+            report.found(WARN, f"{new} images missing in the input")
+        if new := self._new("pose_missing", counts.pose_missing):
+            report.found(WARN, f"{new} images without a pose")
+        if new := self._new("resets", s.resets):
+            report.found(WARN, f"{new} resets: the keyframes were forgotten")
+        return report
+
+    def _stage(self, name: str) -> Report:
+        stage = self._statistics.stages.get(name, Stage())
+        report = Report(name, "running" if stage.runs else "not used yet")
+        plugin, runtime = self._plugin(name)
+        report.add(
+            plugin=plugin,
+            runtime=runtime,
+            runs=stage.runs,
+            latency_p50_ms=stage.percentile(50),
+            latency_p95_ms=stage.percentile(95),
+            faults=stage.faults,
+            last_fault=stage.last_fault,
+        )
+        if name in ("match", "verify"):
+            kind = "track" if name == "match" else "loop"
+            ratio = self._statistics.zero_match_ratio(kind)
+            report.add(zero_match_ratio=ratio, non_finite=self._statistics.non_finite(kind))
+            report.add(**{f"status.{s.label}": n for s, n in sorted(self._statistics.statuses[kind].items())})
+            if kind == "track" and ratio > EMPTY_RATIO:
+                report.found(WARN, f"{ratio:.0%} of the latest pairs have no match")
+        new_runs, new = self._new(f"{name}.runs", stage.runs), self._new(f"{name}.faults", stage.faults)
+        if new:
+            report.found(ERROR if new >= new_runs else WARN, f"{new} faults, the last: {stage.last_fault}")
+        return report
+
+    def _plugin(self, stage: str) -> tuple[str, str]:
+        """Name and active runtime of what runs in a stage."""
+        f, c = self._frontend, self._config
+        if stage == "describe":
+            return c.features.name, f.features.runtime
+        if stage in ("match", "verify"):
+            return c.matcher.name, f.matcher.matcher.runtime
+        if stage in ("global", "retrieve") and f.global_descriptor is not None:
+            return (
+                (c.retrieval.name, f.global_descriptor.runtime) if stage == "global" else (c.retrieval.index, "numpy")
+            )
+        return "", ""
+
+    def _map(self, pipeline: Pipeline) -> Report:
+        s, queue = self._statistics, pipeline.keyframes.counts
+        loops = s.statuses["loop"]
+        report = Report("map", "growing" if len(self._frontend.keyframes) else "empty")
+        report.add(
+            keyframes=len(self._frontend.keyframes),
+            keyframes_total=s.keyframes,
+            keyframe_rate_hz=s.keyframe_rate.value(),
+            loop_candidates=s.candidates,
+            loops_gated=s.gated,
+            loops_verified=loops[Status.OK] + loops[Status.FAULT_RECOVERED],
+            loops_ambiguous=loops[Status.AMBIGUOUS],
+            loop_queue=queue.waiting,
+            loop_queue_dropped=queue.dropped,
+        )
+        if new := self._new("loop_queue_dropped", queue.dropped):
+            report.found(WARN, f"{new} keyframes skipped by loop closure: it is too slow for the keyframe rate")
+        return report
+
+
+def _text(value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.3f}"
+    return str(value)

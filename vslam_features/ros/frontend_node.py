@@ -1,0 +1,255 @@
+"""Lifecycle node ``frontend``: parses parameters, converts, calls the core, publishes. No algorithm in here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
+from std_srvs.srv import SetBool, Trigger
+
+from ..config import Config
+from ..errors import ConfigError, VslamFeaturesError
+from ..frontend import FrontEnd
+from .diagnostics import Diagnostics
+from .frames import FrameBuilder
+from .inputs import Inputs, image_topic
+from .logs import RosHandler
+from .outputs import Outputs
+from .pairing import Input, Pairing
+from .parameters import Parameters
+from .pipeline import Pipeline
+from .poses import ApproximatePoses, InterpolatedPoses
+from .process import run
+from .statistics import Statistics
+
+SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+
+
+class FrontEndNode(LifecycleNode):
+    """Images in, keyframes, matches and loops out; see ``docs/topics.md``.
+
+    unconfigured -> (configure: front-end, publishers, services, diagnostics)
+    -> inactive -> (activate: threads, subscriptions) -> active. Callbacks run
+    in one thread and only hand over. Deactivating keeps the keyframes,
+    cleaning up forgets them.
+    """
+
+    failure = ""
+
+    def __init__(self, **options):
+        super().__init__("frontend", automatically_declare_parameters_from_overrides=True, **options)
+        self._settings = Parameters(self, active=lambda: self._inputs is not None)
+        self._inputs: Inputs | None = None
+        self._clear()
+        self._log_handler = RosHandler(self.get_logger())
+        self._core_log = logging.getLogger("vslam_features")
+        self._core_log.addHandler(self._log_handler)
+
+    def start(self, stop: threading.Event) -> None:
+        """Configure and activate, where ``autostart``. Raises VslamFeaturesError where that fails."""
+        if self._settings.autostart:
+            if self.trigger_configure() != SUCCESS:
+                raise ConfigError(f"configure failed: {self._error}")
+            if self.trigger_activate() != SUCCESS:
+                raise ConfigError(f"activate failed: {self._error}")
+
+    def stop(self) -> None:
+        """Leave the states one by one, whichever the node is in."""
+        self._deactivate()
+        self._cleanup()
+        self._core_log.removeHandler(self._log_handler)
+
+    # -- lifecycle -------------------------------------------------------------------------
+
+    def on_configure(self, state) -> TransitionCallbackReturn:
+        """Build everything from the parameters; nothing is left behind where a part fails."""
+        return self._guarded("configure", self._configure, undo=self._cleanup)
+
+    def on_activate(self, state) -> TransitionCallbackReturn:
+        """Start threads, then subscribe. Parameters changed since configure are taken over, with new keyframes."""
+        result = self._guarded("activate", self._refresh, undo=lambda: None)
+        if result == SUCCESS:
+            result = super().on_activate(state)
+        if result == SUCCESS:
+            result = self._guarded("activate", self._activate, undo=self._deactivate)
+            if result != SUCCESS:
+                super().on_deactivate(state)
+        return result
+
+    def on_deactivate(self, state) -> TransitionCallbackReturn:
+        """Unsubscribe, then finish what is at hand."""
+        self._deactivate()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state) -> TransitionCallbackReturn:
+        """Forget the keyframes and remove publishers, services and timers."""
+        self._cleanup()
+        return SUCCESS
+
+    def on_shutdown(self, state) -> TransitionCallbackReturn:
+        """Deactivate and clean up."""
+        self._deactivate()
+        self._cleanup()
+        return SUCCESS
+
+    def on_error(self, state) -> TransitionCallbackReturn:
+        """After an unexpected exception: back to unconfigured, with nothing left behind."""
+        return self.on_shutdown(state)
+
+    def _guarded(self, verb: str, step, undo) -> TransitionCallbackReturn:
+        """Run a transition. rclpy drops exceptions of transitions silently, so they are logged here."""
+        try:
+            step()
+            return SUCCESS
+        except VslamFeaturesError as error:
+            self._error = str(error)
+        except Exception as error:  # a plug-in's constructor may fail in any way
+            self._error = f"{type(error).__name__}: {error}"
+            self._core_log.debug("%s failed", verb, exc_info=True)
+        undo()
+        if not self._settings.autostart:  # else the process ends with this as its one line
+            self.get_logger().error(f"{verb} failed: {self._error}")
+        return FAILURE
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._error = ""
+        self._config: Config | None = None
+        self._statistics = self._pipeline = self._pairing = self._outputs = self._inputs = None
+        self._diagnostics = self._diagnostics_publisher = None
+        self._own_services, self._own_timers = [], []
+
+    def _configure(self) -> None:
+        config = self._settings.config()
+        _check_map_path(config)
+        if config.map_path:
+            self.get_logger().warning("map_path: this version keeps the map in memory only, nothing is stored there")
+        self._config = config
+        self._statistics = Statistics()
+        frontend = self._make_frontend(config)
+
+        def keyframe(kf_id):
+            return frontend.keyframes[kf_id]  # a reset exchanges the map
+
+        poses = None
+        if config.pose_type != "none":
+            poses = InterpolatedPoses() if config.sync == "exact" else ApproximatePoses(config.sync_slop_s)
+        self._outputs = outputs = Outputs(self)
+        self._pipeline = Pipeline(
+            frontend,
+            FrameBuilder(config, image_topic(self, config), self._statistics),
+            self._statistics,
+            on_tracked=lambda result: outputs.tracked(result, keyframe),
+            on_loops=lambda result: outputs.loops(result, keyframe),
+            on_reset=outputs.reset,
+        )
+        self._pairing = Pairing(self._pipeline.put, poses)
+        self._diagnostics = Diagnostics(self.get_fully_qualified_name().lstrip("/"), config, self._statistics, frontend)
+        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._own_services = [
+            self.create_service(Trigger, "~/reset", self._on_reset),
+            self.create_service(SetBool, "~/pause", self._on_pause),
+        ]
+        # Wall time: simulated time may stand still, and then the user needs the diagnostics most.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._own_timers = [
+            self.create_timer(1.0, self._on_second, clock=steady),
+            self.create_timer(0.05, self._pairing.release, clock=steady),
+        ]
+
+    def _make_frontend(self, config: Config) -> FrontEnd:
+        return FrontEnd(config)
+
+    def _refresh(self) -> None:
+        config = self._settings.config()
+        if config != self._config:
+            self.get_logger().warning("parameters changed since configure: configuring again, keyframes are forgotten")
+            self._cleanup()
+            self._configure()
+
+    def _activate(self) -> None:
+        self._outputs.start()
+        self._pipeline.start()
+        self._pairing.forget_gap()
+        self._inputs = Inputs(self, self._config, self._pairing)
+        topics = ", ".join(f"{t.label}: {t.name}" for t in self._inputs.topics)
+        self.get_logger().info(
+            f"active with {self._config.features.name} + {self._config.matcher.name}; listening to {topics}"
+        )
+
+    def _deactivate(self) -> None:
+        if self._inputs is not None:
+            self._inputs.destroy()
+            self._inputs = None
+        if self._pipeline is not None:
+            self._pairing.flush()
+            self._pipeline.stop()
+            self._outputs.stop()
+
+    def _cleanup(self) -> None:
+        for timer in self._own_timers:
+            self.destroy_timer(timer)
+        for service in self._own_services:
+            self.destroy_service(service)
+        if self._diagnostics_publisher is not None:
+            self.destroy_publisher(self._diagnostics_publisher)
+        if self._outputs is not None:
+            self._outputs.destroy()
+        error = self._error
+        self._clear()
+        self._error = error
+
+    # -- callbacks -------------------------------------------------------------------------
+
+    def _on_second(self) -> None:
+        state = "active" if self._inputs else "inactive"
+        self._diagnostics_publisher.publish(
+            self._diagnostics.message(
+                self.get_clock().now().to_msg(), state, self._pairing, self._pipeline, self._inputs
+            )
+        )
+        if self._inputs:
+            self._outputs.publish_markers()
+
+    def _on_reset(self, request, response):
+        """Images that came before the call still belong to the old keyframes."""
+        if self._inputs is None:
+            response.message = "not active: nothing was reset"
+            return response
+        count = len(self._pipeline.frontend.keyframes)
+        self._pipeline.put(Input(self._pairing.restart()))
+        response.success = True
+        response.message = f"{count} keyframes are forgotten; ids count from 0 again"
+        return response
+
+    def _on_pause(self, request, response):
+        if self._inputs is None:
+            response.message = "not active: nothing to pause"
+            return response
+        if self._inputs.paused and not request.data:
+            self._pairing.forget_gap()
+        self._inputs.paused = request.data
+        response.success = True
+        response.message = "paused: images are ignored" if request.data else "images are processed"
+        return response
+
+
+def _check_map_path(config: Config) -> None:
+    folder = Path(config.map_path).expanduser().absolute().parent
+    if config.map_path and not folder.is_dir():
+        raise ConfigError(f"map_path: the folder {folder} does not exist; create it, or leave map_path empty")
+
+
+def main(args: list[str] | None = None) -> int:
+    """Entry point ``frontend_node``."""
+    return run(FrontEndNode, "frontend", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

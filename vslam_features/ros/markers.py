@@ -1,0 +1,85 @@
+"""Keyframes and loops as RViz markers, in the frame of the poses."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+from geometry_msgs.msg import Point
+from std_msgs.msg import ColorRGBA
+from visualization_msgs.msg import Marker, MarkerArray
+
+from ..types import Keyframe, Loops, Status
+from .messages import header
+
+_GREY = ColorRGBA(r=0.6, g=0.6, b=0.6, a=1.0)
+_BLUE = ColorRGBA(r=0.2, g=0.5, b=1.0, a=1.0)
+_GREEN = ColorRGBA(r=0.1, g=0.9, b=0.2, a=1.0)
+_ORANGE = ColorRGBA(r=1.0, g=0.6, b=0.0, a=1.0)
+
+
+class Markers:
+    """Grows with the keyframes that have a pose; safe between threads.
+
+    Blue points: keyframes; grey line: their order; green lines: verified
+    loops; orange lines: ambiguous ones.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._markers: dict[str, Marker] = {}
+        self._changed = self._cleared = False
+
+    def add_keyframe(self, keyframe: Keyframe) -> None:
+        """A new keyframe."""
+        if keyframe.pose is None:
+            return
+        point = _point(keyframe)
+        with self._lock:
+            self._get(keyframe, "path", Marker.LINE_STRIP, 0.02, _GREY).points.append(point)
+            self._get(keyframe, "keyframes", Marker.POINTS, 0.06, _BLUE).points.append(point)
+
+    def add_loops(self, result: Loops, keyframe: Callable[[int], Keyframe]) -> None:
+        """The judged loops of a keyframe."""
+        for pair in result.pairs:
+            ref = keyframe(pair.ref_kf_id)
+            ambiguous = pair.matches.status == Status.AMBIGUOUS
+            if result.keyframe.pose is None or ref.pose is None or not (pair.matches.verified or ambiguous):
+                continue
+            name, colour = ("ambiguous", _ORANGE) if ambiguous else ("loops", _GREEN)
+            with self._lock:
+                marker = self._get(result.keyframe, name, Marker.LINE_LIST, 0.03, colour)
+                marker.points += [_point(result.keyframe), _point(ref)]
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        with self._lock:
+            self._cleared |= bool(self._markers)
+            self._markers, self._changed = {}, False
+
+    def message(self) -> MarkerArray | None:
+        """All markers if anything changed since the last call, else None."""
+        with self._lock:
+            if not (self._changed or self._cleared):
+                return None
+            out = [Marker(action=Marker.DELETEALL)] if self._cleared else []
+            # RViz complains about a line of one point
+            out += [copy.deepcopy(m) for m in self._markers.values() if len(m.points) > 1]
+            self._changed = self._cleared = False
+            return MarkerArray(markers=out)
+
+    def _get(self, keyframe: Keyframe, name: str, kind: int, width: float, colour: ColorRGBA) -> Marker:
+        if name not in self._markers:
+            marker = Marker(ns=name, id=0, type=kind, action=Marker.ADD, color=colour)
+            marker.pose.orientation.w = 1.0
+            marker.scale.x = marker.scale.y = marker.scale.z = width
+            self._markers[name] = marker
+        self._markers[name].header = header(keyframe.stamp_ns, keyframe.pose.frame_id)
+        self._changed = True
+        return self._markers[name]
+
+
+def _point(keyframe: Keyframe) -> Point:
+    x, y, z = map(float, keyframe.pose.t)
+    return Point(x=x, y=y, z=z)

@@ -1,0 +1,201 @@
+"""Puts image, calibration and pose of one moment together. Knows messages only as objects with a stamp.
+
+Everything here runs in the executor's one thread, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..types import Pose
+from .poses import JUMP_NS, PoseSource
+
+WAIT_S = 0.5
+"""Longest wait of an image for its calibration or pose."""
+
+MAX_PENDING = 32
+"""Images that may wait; beyond, the oldest goes on with what is there."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image with what belongs to it. ``session`` grows with each jump back in time and each reset.
+
+    ``image`` None is the command to begin the session at once.
+    """
+
+    session: int
+    stamp_ns: int = 0
+    image: object = None
+    info: object = None
+    pose: Pose | None = None
+
+
+@dataclass
+class PairingCounts:
+    """Losses and gaps since the start. ``received`` = out_of_order + pending + passed on."""
+
+    received: int = 0
+    out_of_order: int = 0
+    missing: int = 0
+    jumps: int = 0
+    info_missing: int = 0
+    info_inexact: int = 0
+    pose_missing: int = 0
+
+
+@dataclass
+class _Pending:
+    stamp_ns: int
+    image: object
+    deadline: float
+
+
+@dataclass
+class _Expectation:
+    """Whether it pays to wait: a miss ends the waiting, an arrival in time begins it again."""
+
+    waiting: bool = True
+    recent: deque = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
+
+
+class Pairing:
+    """Images in order of arrival, each with its exact-stamp camera_info and its pose, as far as they come.
+
+    An image waits at most ``wait_s`` for them; then it goes on with the latest
+    calibration (none: uncalibrated) and without a pose, which is counted.
+    A source that missed once is not waited for until it delivers in time
+    again, so a missing topic costs one short delay and never stops images.
+
+    Args:
+        emit: called with each :class:`Input`, in order.
+        poses: where poses come from; None: poses are not used.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Input], None],
+        poses: PoseSource | None = None,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.counts = PairingCounts()
+        self.session = 0
+        self._emit, self._poses, self._wait_s, self._clock = emit, poses, wait_s, clock
+        self._infos: OrderedDict[int, object] = OrderedDict()
+        self._latest_info = None
+        self._pending: deque[_Pending] = deque()
+        self._info, self._pose = _Expectation(), _Expectation()
+        self._gaps = _Gaps()
+        self._last_ns: int | None = None
+
+    @property
+    def pending(self) -> int:
+        """Images that wait for calibration or pose."""
+        return len(self._pending)
+
+    def add_image(self, stamp_ns: int, message) -> None:
+        """An image came. One older than the last is dropped and counted, or begins a new session."""
+        self.counts.received += 1
+        if self._last_ns is not None and stamp_ns <= self._last_ns:
+            if stamp_ns > self._last_ns - JUMP_NS:
+                self.counts.out_of_order += 1
+                return
+            self.counts.jumps += 1
+            self.restart()
+        self._last_ns = stamp_ns
+        self.counts.missing += self._gaps.add(stamp_ns)
+        if self._poses is not None:
+            self._poses.add_image(stamp_ns, message)
+        self._pending.append(_Pending(stamp_ns, message, self._clock() + self._wait_s))
+        self.release()
+
+    def add_info(self, stamp_ns: int, message) -> None:
+        """A camera_info came."""
+        self._infos.pop(stamp_ns, None)
+        self._infos[stamp_ns] = self._latest_info = message
+        if len(self._infos) > 2 * MAX_PENDING:
+            self._infos.popitem(last=False)
+        self._info.waiting |= stamp_ns in self._info.recent or any(p.stamp_ns == stamp_ns for p in self._pending)
+        self.release()
+
+    def add_pose(self, stamp_ns: int, message) -> None:
+        """A pose came. Raises DataError where the message holds none."""
+        if self._poses is not None:
+            self._poses.add_pose(stamp_ns, message)
+            self._pose.waiting = True
+            self.release()
+
+    def restart(self) -> int:
+        """Pass on what waits and begin a new session; its number."""
+        self.flush()
+        self._info.recent.clear()
+        if self._poses is not None:
+            self._poses.restart()
+        self._gaps = _Gaps()
+        self._last_ns = None
+        self.session += 1
+        return self.session
+
+    def flush(self) -> None:
+        """Pass on what waits, as it is."""
+        while self._pending:
+            self._pass_on()
+
+    def forget_gap(self) -> None:
+        """The next image follows an intended pause: its distance to the last is no loss."""
+        self._gaps = _Gaps()
+
+    def release(self) -> None:
+        """Pass on the images that are complete or have waited long enough. Call it every few 10 ms, too."""
+        while self._pending and (
+            self._complete(self._pending[0])
+            or self._clock() >= self._pending[0].deadline
+            or len(self._pending) > MAX_PENDING
+        ):
+            self._pass_on()
+
+    def _complete(self, p: _Pending) -> bool:
+        if self._info.waiting and p.stamp_ns not in self._infos:
+            return False
+        return self._poses is None or not self._pose.waiting or self._poses.look(p.stamp_ns)[0]
+
+    def _pass_on(self) -> None:
+        p = self._pending.popleft()
+        info = self._infos.get(p.stamp_ns)
+        if info is None:
+            self._info.waiting = False
+            info = self._latest_info
+            self.counts.info_missing += info is None
+            self.counts.info_inexact += info is not None
+        self._info.recent.append(p.stamp_ns)
+        pose = None
+        if self._poses is not None:
+            known, pose = self._poses.look(p.stamp_ns)
+            self._pose.waiting = self._pose.waiting and known
+            self.counts.pose_missing += pose is None
+        self._emit(Input(self.session, p.stamp_ns, p.image, info, pose))
+
+
+class _Gaps:
+    """Estimates images that never came from the stamps, by the median of the latest periods."""
+
+    def __init__(self):
+        self._last: int | None = None
+        self._periods: deque[int] = deque(maxlen=31)
+
+    def add(self, stamp_ns: int) -> int:
+        """How many images are missing before this one."""
+        last, self._last = self._last, stamp_ns
+        if last is None:
+            return 0
+        period = stamp_ns - last
+        usual = float(np.median(self._periods)) if len(self._periods) >= 5 else period
+        self._periods.append(period)
+        return round(period / usual) - 1 if period > 1.5 * usual else 0

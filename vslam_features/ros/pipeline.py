@@ -1,0 +1,99 @@
+"""The front-end on its two threads: frames through ``track``, keyframes through ``close_loops``. No ROS in here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..errors import VslamFeaturesError
+from ..frontend import FrontEnd
+from ..types import Frame, Loops, Tracked
+from .pairing import Input
+from .slot import Slot
+from .statistics import Statistics
+from .workers import Worker
+
+logger = logging.getLogger(__name__)
+
+LOOP_QUEUE = 16
+"""Keyframes that may wait for loop closure; beyond, the oldest is left out and counted."""
+
+
+class Pipeline:
+    """Runs a :class:`FrontEnd` on the newest input.
+
+    Args:
+        frontend: used by this pipeline's threads only, between ``start`` and ``stop``.
+        decode: Input -> Frame; runs in the track thread and may raise.
+        statistics: where latencies, faults and results are counted.
+        on_tracked, on_loops: called in the two threads with each result.
+        on_reset: called in the track thread when the keyframes were forgotten.
+    """
+
+    def __init__(
+        self,
+        frontend: FrontEnd,
+        decode: Callable[[Input], Frame],
+        statistics: Statistics,
+        on_tracked: Callable[[Tracked], None],
+        on_loops: Callable[[Loops], None],
+        on_reset: Callable[[], None],
+    ):
+        self.frontend, self.statistics = frontend, statistics
+        self.frames, self.keyframes = Slot(), Slot(LOOP_QUEUE)
+        self._decode, self._on_tracked, self._on_loops, self._on_reset = decode, on_tracked, on_loops, on_reset
+        self._session = 0
+        self._workers = [
+            Worker("track", self.frames, self._track, lambda error: self._failed("track", error)),
+            Worker("close_loops", self.keyframes, self._close_loops, lambda error: self._failed("close_loops", error)),
+        ]
+
+    def start(self) -> None:
+        """Begin to process. Keyframes of an earlier run are still there."""
+        for worker in reversed(self._workers):
+            worker.start()
+
+    def stop(self) -> None:
+        """Finish what is at hand and end the threads. Safe to call twice."""
+        for worker in self._workers:
+            worker.stop()
+
+    def put(self, item: Input) -> None:
+        """Let the newest input wait; an older one that still waits is dropped and counted."""
+        self.frames.put(item, counted=item.image is not None)
+
+    def _track(self, item: Input) -> None:
+        if item.session != self._session:
+            self._begin(item.session)
+        if item.image is None:
+            return
+        start = time.perf_counter()
+        try:
+            frame = self._decode(item)
+        except VslamFeaturesError as error:
+            self.statistics.fault("decode", str(error))
+            return
+        finally:
+            self.statistics.latency("decode", (time.perf_counter() - start) * 1e3)
+        tracked = self.frontend.track(frame)
+        self.statistics.tracked(tracked)
+        self._on_tracked(tracked)
+        if tracked.keyframe is not None and self.frontend.config.loops.enabled:
+            self.keyframes.put(tracked)
+
+    def _close_loops(self, tracked: Tracked) -> None:
+        loops = self.frontend.close_loops(tracked)
+        self.statistics.loops(loops)
+        self._on_loops(loops)
+
+    def _begin(self, session: int) -> None:
+        """Forget the keyframes, once the loops of the old ones are searched for: the same input gives the same."""
+        if self.keyframes.wait_idle():
+            self.frontend.reset()
+            self._session = session
+            self.statistics.reset()
+            self._on_reset()
+
+    def _failed(self, stage: str, error: Exception) -> None:
+        self.statistics.fault(stage, f"{type(error).__name__}: {error}")

@@ -1,0 +1,126 @@
+"""The pose at the stamp of an image: interpolated, or the nearest one by approximate synchronisation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from ..errors import PluginError
+from ..pose_track import PoseTrack
+from ..types import Pose
+from .messages import pose_of
+
+JUMP_NS = 500_000_000
+"""A stamp this much older than the one before is a jump back in time (a bag loops); less is bad order."""
+
+
+class PoseSource(Protocol):
+    """What :class:`~vslam_features.ros.pairing.Pairing` asks for poses."""
+
+    def add_image(self, stamp_ns: int, message) -> None:
+        """An image came, for which a pose will be asked."""
+
+    def add_pose(self, stamp_ns: int, message) -> None:
+        """A pose came. Raises DataError where the message holds none."""
+
+    def look(self, stamp_ns: int) -> tuple[bool, Pose | None]:
+        """Whether waiting for longer is useless, and the pose, None where there is none."""
+
+    def restart(self) -> None:
+        """Time jumped back."""
+
+
+class InterpolatedPoses:
+    """``sync: exact``: the pose at the stamp itself, or between the two around it."""
+
+    def __init__(self):
+        self._track = PoseTrack(jump_s=JUMP_NS / 1e9)
+
+    def add_image(self, stamp_ns: int, message) -> None:
+        """See :class:`PoseSource`."""
+
+    def add_pose(self, stamp_ns: int, message) -> None:
+        """See :class:`PoseSource`."""
+        self._track.add(stamp_ns, pose_of(message))
+
+    def look(self, stamp_ns: int) -> tuple[bool, Pose | None]:
+        """See :class:`PoseSource`."""
+        newest = self._track.newest_ns
+        return newest is not None and newest >= stamp_ns, self._track.at(stamp_ns)
+
+    def restart(self) -> None:
+        """Nothing to do: the track notices the jump itself, and may hold poses of the new session already."""
+
+
+class ApproximatePoses:
+    """``sync: approximate``: the pose that ``message_filters`` pairs with the image, at most ``slop_s`` away.
+
+    ``message_filters.ApproximateTimeSynchronizer`` (6.0) never matches again
+    after a jump back in time, and an exception in its callback leaves its lock
+    held. So our callback only stores, and every restart makes a new one.
+
+    Raises:
+        PluginError: message_filters is not installed.
+    """
+
+    def __init__(self, slop_s: float, queue_size: int = 64):
+        try:
+            import message_filters
+        except ImportError as error:
+            raise PluginError(
+                "sync: approximate needs the Python package message_filters: "
+                "apt install ros-$ROS_DISTRO-message-filters, or set sync: exact"
+            ) from error
+        self._filters = message_filters
+        self._slop_s, self._queue_size = slop_s, queue_size
+        self._newest: int | None = None
+        self._jumped = False
+        self._renew()
+
+    def add_image(self, stamp_ns: int, message) -> None:
+        """See :class:`PoseSource`."""
+        self._feed(self._images, message)
+
+    def add_pose(self, stamp_ns: int, message) -> None:
+        """See :class:`PoseSource`."""
+        pose_of(message)  # a bad message must fail here, not when the pair is asked for
+        if self._newest is not None and stamp_ns < self._newest:
+            self._renew()
+            self._jumped = True
+        self._newest = stamp_ns
+        self._feed(self._poses, message)
+
+    def look(self, stamp_ns: int) -> tuple[bool, Pose | None]:
+        """See :class:`PoseSource`."""
+        message = self._found.get(stamp_ns)
+        late = self._newest is not None and self._newest > stamp_ns + self._slop_s * 1e9
+        return message is not None or late, None if message is None else pose_of(message)
+
+    def restart(self) -> None:
+        """See :class:`PoseSource`."""
+        if self._jumped:  # the poses came back first: what is there belongs to the new session
+            self._jumped = False
+        else:
+            self._renew()
+
+    def _renew(self) -> None:
+        self._images, self._poses = self._filters.SimpleFilter(), self._filters.SimpleFilter()
+        self._found: OrderedDict[int, object] = OrderedDict()
+        synchroniser = self._filters.ApproximateTimeSynchronizer(
+            [self._images, self._poses], self._queue_size, self._slop_s
+        )
+        synchroniser.registerCallback(self._matched)
+
+    def _feed(self, side, message) -> None:
+        try:
+            side.signalMessage(message)
+        except Exception:
+            # Whatever went wrong inside, the synchroniser may hold its lock for ever now.
+            self._renew()
+            raise
+
+    def _matched(self, image, pose) -> None:
+        stamp = image.header.stamp
+        self._found[stamp.sec * 10**9 + stamp.nanosec] = pose
+        if len(self._found) > self._queue_size:
+            self._found.popitem(last=False)

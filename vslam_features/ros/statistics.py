@@ -1,0 +1,123 @@
+"""What the diagnostics tell: counts, rates, latencies and faults, safe between threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..types import Loops, PairResult, Status, Tracked
+
+WINDOW = 200
+"""Latest values that percentiles and ratios are made of."""
+
+
+@dataclass
+class Stage:
+    """One stage: latest latencies in ms, runs and faults since the start, the text of the last fault."""
+
+    latency_ms: deque = field(default_factory=lambda: deque(maxlen=WINDOW))
+    runs: int = 0
+    faults: int = 0
+    last_fault: str = ""
+
+    def percentile(self, q: float) -> float:
+        """Latency in ms; NaN before the first run."""
+        return float(np.percentile(self.latency_ms, q)) if self.latency_ms else float("nan")
+
+
+class Rate:
+    """Events a second over the last few seconds."""
+
+    def __init__(self, seconds: float = 5.0, clock=time.monotonic):
+        self._seconds, self._clock = seconds, clock
+        self._times: deque[float] = deque()
+        self._start = clock()
+
+    def tick(self) -> None:
+        """An event happened."""
+        self._times.append(self._clock())
+
+    def value(self) -> float:
+        """Events a second."""
+        now = self._clock()
+        while self._times and self._times[0] < now - self._seconds:
+            self._times.popleft()
+        return len(self._times) / max(min(self._seconds, now - self._start), 1e-9)
+
+
+class Statistics:
+    """Filled by the workers, read by the diagnostics. ``lock`` guards all attributes."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.stages: dict[str, Stage] = {}
+        self.frame_rate, self.keyframe_rate = Rate(), Rate()
+        self.statuses: dict[str, Counter] = {"track": Counter(), "loop": Counter()}
+        self.recent_empty: dict[str, deque] = {"track": deque(maxlen=WINDOW), "loop": deque(maxlen=WINDOW)}
+        self.keyframes = self.candidates = self.gated = self.resets = self.uncalibrated = self.without_pose = 0
+
+    def fault(self, stage: str, text: str) -> None:
+        """A stage failed on one item."""
+        with self.lock:
+            entry = self.stages.setdefault(stage, Stage())
+            entry.faults += 1
+            entry.last_fault = text
+
+    def latency(self, stage: str, milliseconds: float) -> None:
+        """A stage ran."""
+        with self.lock:
+            self._latency(stage, milliseconds)
+
+    def tracked(self, result: Tracked) -> None:
+        """A frame was tracked."""
+        self._stages(result)
+        with self.lock:
+            self.frame_rate.tick()
+            self.uncalibrated += result.frame.camera is None
+            self.without_pose += result.frame.pose is None
+            if result.keyframe is not None:
+                self.keyframe_rate.tick()
+                self.keyframes += 1
+            self._pairs("track", result.pairs)
+
+    def loops(self, result: Loops) -> None:
+        """The loops of a keyframe were searched for."""
+        self._stages(result)
+        with self.lock:
+            self.candidates += len(result.candidates)
+            self.gated += len(result.gated)
+            self._pairs("loop", result.pairs)
+
+    def reset(self) -> None:
+        """The map was forgotten."""
+        with self.lock:
+            self.resets += 1
+
+    def zero_match_ratio(self, kind: str) -> float:
+        """Share of the latest attempted pairs without a match; NaN before the first. Hold the lock."""
+        recent = self.recent_empty[kind]
+        return sum(recent) / len(recent) if recent else float("nan")
+
+    def non_finite(self, kind: str) -> int:
+        """Pairs that failed on non-finite numbers. Hold the lock."""
+        return self.statuses[kind][Status.NON_FINITE]
+
+    def _stages(self, result: Tracked | Loops) -> None:
+        with self.lock:
+            for stage, milliseconds in result.latency_ms.items():
+                self._latency(stage, milliseconds)
+        for stage, text in result.faults.items():
+            self.fault(stage, text)
+
+    def _latency(self, stage: str, milliseconds: float) -> None:
+        entry = self.stages.setdefault(stage, Stage())
+        entry.runs += 1
+        entry.latency_ms.append(milliseconds)
+
+    def _pairs(self, kind: str, pairs: tuple[PairResult, ...]) -> None:
+        self.statuses[kind].update(p.matches.status for p in pairs)
+        self.recent_empty[kind].extend(len(p.matches) == 0 for p in pairs)
