@@ -28,6 +28,7 @@ class FrameBuilder:
 
     def __init__(self, config: Config, image_topic: str, statistics: Statistics):
         self.rectified = config.rectified == "yes" or (config.rectified == "auto" and "_rect" in image_topic)
+        self._max_value = config.image_max_value or None
         self._statistics = statistics
         self._key: tuple | None = None
         self._camera: Camera | None = None
@@ -35,7 +36,7 @@ class FrameBuilder:
 
     def __call__(self, item: Input) -> Frame:
         """Raises ImageError where the image cannot be decoded."""
-        image = image_array(item.image)
+        image = image_array(item.image, self._max_value)
         camera = None if item.info is None else self._fit(item.info, (image.shape[1], image.shape[0]))
         return Frame(item.stamp_ns, item.image.header.frame_id, image, camera, item.pose)
 

@@ -39,10 +39,10 @@ def header(stamp_ns: int, frame_id: str) -> Header:
     return Header(stamp=stamp_message(stamp_ns), frame_id=frame_id)
 
 
-def image_array(message: Image | CompressedImage) -> np.ndarray:
-    """The image of a message: uint8 (H, W) or (H, W, 3) RGB. Raises ImageError."""
+def image_array(message: Image | CompressedImage, max_value: float | None = None) -> np.ndarray:
+    """uint8 (H, W) or (H, W, 3) RGB of a message; ``max_value`` as in ``images.decode``. Raises ImageError."""
     if isinstance(message, CompressedImage):
-        return images.decode_compressed(message.data, message.format)
+        return images.decode_compressed(message.data, message.format, max_value=max_value)
     return images.decode(
         message.data,
         message.width,
@@ -50,6 +50,7 @@ def image_array(message: Image | CompressedImage) -> np.ndarray:
         message.encoding,
         message.step,
         bool(message.is_bigendian),
+        max_value=max_value,
         fallback=_cv_bridge,
     )
 
