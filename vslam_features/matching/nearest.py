@@ -10,12 +10,17 @@ from ..config import option
 from ..types import Features, Status
 from .base import Correspondences, Matcher, as_vectors
 
+_LARGEST = 8e37
+"""Squared distances of descriptors with a larger squared length leave f32: they are not finite in effect."""
+
 
 class Nearest(Matcher):
     """Exact nearest neighbours in chunks, so that memory stays bounded for any N.
 
     Float descriptors are compared by Euclidean distance, u8 ones by Hamming.
-    The score is 1 - d1/d2 (0 at equal distances; 1 for an exact match).
+    The score is 1 - d1/d2 (0 at equal distances; 1 for an exact match). The
+    chunk alters no result, except which of several equal descriptors is taken
+    where there is no ratio test.
     """
 
     @dataclass(frozen=True)
@@ -30,16 +35,26 @@ class Nearest(Matcher):
     def match(self, features0: Features, features1: Features) -> Correspondences:
         """See :meth:`Matcher.match`. Raises DataError on dense descriptors; ``non_finite`` is a status."""
         d0, d1 = as_vectors(features0), as_vectors(features1)
-        if not (np.isfinite(d0).all() and np.isfinite(d1).all()):
-            return Correspondences(np.empty((0, 2), np.int32), np.empty(0, np.float32), status=Status.NON_FINITE)
-        best, first, second, best1 = self._search(d0, d1)
+        pairs, scores = np.empty((0, 2), np.int32), np.empty(0, np.float32)
+        if not len(d0) or not len(d1):
+            return Correspondences(pairs, scores)
+        with np.errstate(all="ignore"):  # what overflows is looked for right below
+            norm0, norm1 = np.einsum("nd,nd->n", d0, d0), np.einsum("nd,nd->n", d1, d1)
+        largest = np.maximum(norm0.max(), norm1.max())
+        if not largest <= _LARGEST:  # NaN too
+            return Correspondences(pairs, scores, status=Status.NON_FINITE)
+        best, first, second, least1 = self._search(d0, d1, norm0, norm1)
+        keep = np.ones(len(best), bool)
+        if self.options.mutual:
+            # The tolerance covers the rounding of the expanded form, so that chunks do not alter the result.
+            keep &= first <= least1[best] + 2e-6 * largest
+            keep &= _first_of_each(best, first)
         if features0.descriptors.dtype == np.uint8:  # |a - b|^2 of +-1 vectors is 4 times the Hamming distance
             first, second = first / 4, second / 4
         else:
             first, second = np.sqrt(first), np.sqrt(second)
-        keep = first <= self.options.ratio * second if self.options.ratio < 1 else np.ones(len(best), bool)
-        if self.options.mutual:
-            keep &= best1[best] == np.arange(len(best))
+        if self.options.ratio < 1:  # two at distance zero are as alike as two at any other
+            keep &= (first <= self.options.ratio * second) & (first < second)
         if self.options.max_distance > 0:
             keep &= first <= self.options.max_distance
         rows = np.flatnonzero(keep)
@@ -49,26 +64,41 @@ class Nearest(Matcher):
         pairs = np.stack([rows, best[rows]], axis=1).astype(np.int32)[order]
         return Correspondences(pairs, np.clip(scores[order], 0, 1).astype(np.float32))
 
-    def _search(self, d0, d1):
-        """Nearest row of d1 for each of d0 with squared distances (first, second), and nearest of d0 for each of d1."""
+    def _search(self, d0, d1, norm0, norm1):
+        """Nearest row of d1 for each of d0, squared distances to it and to the next, and from each of d1 to d0."""
         n0, n1 = len(d0), len(d1)
         best, first = np.empty(n0, np.int64), np.empty(n0, np.float32)
-        second = np.full(n0, np.inf, np.float32)
-        best1, least1 = np.zeros(n1, np.int64), np.full(n1, np.inf, np.float32)
-        norm1 = np.einsum("nd,nd->n", d1, d1)
+        second, least1 = np.full(n0, np.inf, np.float32), np.full(n1, np.inf, np.float32)
         for start in range(0, n0, self.options.chunk):
             rows = slice(start, start + self.options.chunk)
             block = d0[rows]
-            distance = np.einsum("nd,nd->n", block, block)[:, None] + norm1[None] - 2 * (block @ d1.T)
-            np.maximum(distance, 0, out=distance)
-            columns = distance.argmin(axis=0)
-            lower = distance[columns, np.arange(n1)]
-            closer = lower < least1
-            best1[closer], least1[closer] = columns[closer] + start, lower[closer]
-            index = np.arange(len(block))
-            best[rows] = distance.argmin(axis=1)
-            first[rows] = distance[index, best[rows]]
+            distance = block @ d1.T
+            distance *= -2
+            distance += norm0[rows, None]
+            distance += norm1
+            np.minimum(least1, distance.min(axis=0), out=least1)
+            nearest = distance.argmin(axis=1)
+            near = _squared(block, d1[nearest])
             if n1 > 1:
-                distance[index, best[rows]] = np.inf
-                second[rows] = distance.min(axis=1)
-        return best, first, second, best1
+                distance[np.arange(len(block)), nearest] = np.inf
+                other = distance.argmin(axis=1)
+                far = _squared(block, d1[other])
+                swap = (far < near) | ((far == near) & (other < nearest))
+                nearest[swap] = other[swap]
+                near, second[rows] = np.minimum(near, far), np.maximum(near, far)
+            best[rows], first[rows] = nearest, near
+        return best, first, second, least1
+
+
+def _first_of_each(best: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """True for the row that is nearest to its ``best``, the first of several."""
+    order = np.lexsort((np.arange(len(best)), first, best))
+    winner = np.zeros(len(best), bool)
+    winner[order[np.unique(best[order], return_index=True)[1]]] = True
+    return winner
+
+
+def _squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Squared distances of rows: exact for equal ones, where the expanded form leaves the rounding of the norms."""
+    difference = a - b
+    return np.einsum("nd,nd->n", difference, difference)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from ..camera import Camera
+from ..errors import DataError
 from ..geometry import Verifier
 from ..types import Features, Matches, Status
 from .base import Matcher, require_same_model
@@ -36,6 +37,11 @@ class VerifiedMatcher:
         if not len(features0) or not len(features1):
             return Matches.empty(Status.NO_KEYPOINTS, elapsed_ms=elapsed(), runtime=runtime)
         found = self.matcher.match(features0, features1)
+        if len(found.pairs) and not ((found.pairs >= 0) & (found.pairs < (len(features0), len(features1)))).all():
+            raise DataError(
+                f"matcher {type(self.matcher).__name__} returned pairs outside of {len(features0)} and "
+                f"{len(features1)} keypoints"
+            )
         extra = {
             "covisibility": found.covisibility,
             "stopped_after_layer": found.stopped_after_layer,
