@@ -20,6 +20,7 @@ from .types import Pose, Status
 _HOMOGRAPHY_SLACK = 1.5  # a point's error has two components there, the distance to a line has one
 _ROTATION_SHARE = 0.9  # of the homography's inliers must fit a rotation to call it one
 _SECOND_SHARE = 0.85  # of the best pose's inliers make a second pose as good
+_LINE_WIDTH = 1.5  # thresholds: narrower inliers are on a line, which determines no model
 _SAME_ROTATION_DEG, _SAME_DIRECTION_DEG = 3.0, 20.0  # closer poses are one pose
 
 
@@ -85,8 +86,12 @@ class Verifier:
         if inliers is not None:
             full[valid] = inliers
         n = int(full.sum())
-        if n < self.config.min_inliers or n < self.config.min_inlier_ratio * m:
+        kept0, kept1 = p0[full[valid]], p1[full[valid]]
+        distinct = min(_distinct(kept0, threshold), _distinct(kept1, threshold))
+        if distinct < self.config.min_inliers or n < self.config.min_inlier_ratio * m:
             return Verification(full, kind if n else None, Status.TOO_FEW_INLIERS, None, best_pose)
+        if min(_width(kept0), _width(kept1)) < _LINE_WIDTH * threshold:
+            return Verification(full, kind, Status.DEGENERATE, None, best_pose)
         if kind == "essential" and self.config.check_degenerate:
             if self._second_pose(p0, p1, camera0, camera1, threshold, pose, n):
                 return Verification(full, kind, Status.DEGENERATE, None, best_pose)
@@ -171,6 +176,16 @@ def pose_difference_deg(a: Pose, b: Pose) -> tuple[float, float]:
     lengths = np.linalg.norm(a.t) * np.linalg.norm(b.t)
     direction = np.degrees(np.arccos(np.clip(a.t @ b.t / lengths, -1, 1))) if lengths > 0 else np.nan
     return float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))), float(direction)
+
+
+def _distinct(points: np.ndarray, threshold: float) -> int:
+    """How many of the (N, 2) points differ: one place that is matched many times is evidence of one."""
+    return len(np.unique(np.round(points / threshold), axis=0))
+
+
+def _width(points: np.ndarray) -> float:
+    """Standard deviation of (N, 2) points across the line that fits them best."""
+    return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(points.T))[0], 0)))
 
 
 def _rotation(p0, p1, camera0, camera1, inliers, threshold) -> Pose | None:

@@ -61,7 +61,7 @@ class PoseLib(Solver):
         c = self.config
         return {
             "max_iterations": c.max_iterations,
-            "min_iterations": min(1000, c.max_iterations),
+            "min_iterations": min(50, c.max_iterations),
             "success_prob": c.confidence,
             "seed": seed,
             **thresholds,
@@ -167,8 +167,8 @@ def _estimate(model, mask) -> Estimate | None:
 
 
 def _pinhole(K: np.ndarray, points: np.ndarray) -> dict:
-    # poselib never looks at width and height of a PINHOLE camera, but wants them.
-    size = np.ceil(points.max(axis=0)).astype(int) + 1
+    # poselib never looks at width and height of a PINHOLE camera, but wants them, as C integers.
+    size = np.clip(np.ceil(points.max(axis=0)) + 1, 1, 1e9).astype(int)
     return {
         "model": "PINHOLE",
         "width": int(size[0]),
