@@ -136,7 +136,7 @@ class LoopsConfig:
     )
     consensus_window: int = option(3, "Consecutive keyframes looked at for the consensus.", low=1, high=100)
     pose_gate_m: float = option(
-        5.0, "With poses: loops longer than this plus the drift below are impossible; 0: no gate.", low=0.0, high=1e6
+        3.0, "With poses: loops longer than this plus the drift below are impossible; 0: no gate.", low=0.0, high=1e6
     )
     pose_gate_drift: float = option(0.05, "Odometry drift allowed for, metres a metre travelled.", low=0.0, high=1.0)
 
@@ -210,8 +210,11 @@ class Config:
         base = base or cls()
         known = base.flat()
         groups: dict[str, dict] = {}
+        names = {f.name for f in fields(cls)}
         for name, value in values.items():
             group, _, rest = name.partition(".")
+            if value is None and group in names and rest in ("", "options") and name not in known:
+                continue  # a group with nothing below it in YAML
             if name not in known and not rest.startswith("options."):
                 raise ConfigError(f"unknown parameter '{name}'; known: {', '.join(sorted(known))}")
             if not rest:
@@ -222,9 +225,9 @@ class Config:
                 groups.setdefault(group, {})[rest] = value
         changes = {}
         for name, value in groups.items():
-            old = getattr(base, name, None)
-            if old is None:
-                raise ConfigError(f"unknown group '{name}'")
+            if name not in names:
+                raise ConfigError(f"unknown group '{name}'; known: {', '.join(sorted(names))}")
+            old = getattr(base, name)
             if not dataclasses.is_dataclass(old):
                 changes[name] = value
                 continue
@@ -328,17 +331,20 @@ def _check_options(group, f, name: str, problems: list[str]) -> None:
     if unknown:
         problems.append(f"{name}: {role} '{group.name}' has no option {unknown}; it has {sorted(known) or 'none'}")
         return
-    hints = typing.get_type_hints(cls)
+    hints, default = typing.get_type_hints(cls), cls()
     full = {
-        n: _check_value(f"{name}.{n}", given.get(n, o.default), hints[n], o.metadata, problems)
+        n: _check_value(f"{name}.{n}", given.get(n, getattr(default, n)), hints[n], o.metadata, problems)
         for n, o in known.items()
     }
     object.__setattr__(group, f.name, full)
 
 
 def _check_value(name: str, value, kind: type, meta, problems: list[str]):
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            value = float(value)  # also of a numpy scalar
+        except OverflowError:
+            value = math.copysign(math.inf, value)
     choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
     if isinstance(value, bool) and "yes" in choices:
         value = "yes" if value else "no"  # YAML 1.1 reads a bare yes as true
@@ -348,5 +354,5 @@ def _check_value(name: str, value, kind: type, meta, problems: list[str]):
     if choices and value not in choices:
         problems.append(f"{name}: '{value}' is not one of {', '.join(choices)}")
     if kind in (int, float) and not meta.get("low", -math.inf) <= value <= meta.get("high", math.inf):
-        problems.append(f"{name}: {value} is outside [{meta['low']}, {meta['high']}]")
+        problems.append(f"{name}: {value} is outside [{meta.get('low', -math.inf)}, {meta.get('high', math.inf)}]")
     return value

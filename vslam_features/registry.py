@@ -8,6 +8,7 @@ dataclass ``Options`` (its parameters, see ``config.option``).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -45,6 +46,12 @@ def get(role: str, name: str) -> type:
         if name in _BUILTIN[role]:
             module, _, attribute = _BUILTIN[role][name].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        return _external(role)[name].load()
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"{role} plug-in '{name}' cannot be loaded: {error}; install what it needs") from error
+        cls = _external(role)[name].load()
+        cls.Options()
+    except Exception as error:  # an import runs foreign code, which may fail in any way
+        raise PluginError(
+            f"{role} plug-in '{name}' cannot be loaded: {type(error).__name__}: {error}; install what it needs"
+        ) from error
+    if not dataclasses.is_dataclass(cls.Options):
+        raise PluginError(f"{role} plug-in '{name}': {cls.__name__}.Options must be a dataclass with defaults")
+    return cls
