@@ -76,7 +76,10 @@ class FrontEnd:
             shared = stages.run("match", self._match, features, frame, last)
         if not self.policy.decide(frame, features, last, shared):
             return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
-        keyframe = self.keyframes.add(self._keyframe(frame, features))
+        keyframe = stages.run("keyframe", self._keyframe, frame, features)
+        if keyframe is None:
+            return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
+        keyframe = self.keyframes.add(keyframe)
         pairs = [self._pair(stages, PairKind.TRACK, keyframe, ref, shared if ref is last else None) for ref in previous]
         return Tracked(frame, features, keyframe, tuple(pairs), stages.latency_ms, stages.faults)
 
@@ -86,10 +89,10 @@ class FrontEnd:
         if self.global_descriptor is None:
             return Loops(keyframe)
         descriptor = stages.run("global", self.global_descriptor.describe, tracked.frame, keyframe.features)
-        if descriptor is None:
-            return Loops(keyframe, latency_ms=stages.latency_ms, faults=stages.faults)
-        keyframe = self.keyframes.describe(keyframe.id, descriptor)
-        candidates = stages.run("retrieve", self._retrieve, keyframe) or []
+        candidates = []
+        if descriptor is not None:
+            keyframe = self.keyframes.describe(keyframe.id, descriptor)
+            candidates = stages.run("retrieve", self._retrieve, keyframe) or []
         possible, gated = self.loops.gate(keyframe, candidates)
         pairs = [
             self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id])
@@ -117,8 +120,8 @@ class FrontEnd:
         r = self.config.retrieval
         newest = self.keyframes.newest_older_than(keyframe, r.exclude_s, r.exclude_frames)
         seen = bool(np.any(keyframe.global_descriptor))  # a blank image looks like nothing
+        self.index.add(keyframe.id, keyframe.global_descriptor)  # first, so that a failed search costs no more
         ids, similarity = self.index.search(keyframe.global_descriptor, r.top_k, newest if seen else -1)
-        self.index.add(keyframe.id, keyframe.global_descriptor)
         keep = similarity >= r.min_similarity
         ids, similarity = [int(i) for i in ids[keep]], similarity[keep]
         out = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .config import KeyframesConfig
-from .types import Features, Frame, Keyframe, Matches
+from .types import Features, Frame, Keyframe, Matches, Pose
 
 
 class KeyframePolicy:
@@ -27,7 +27,7 @@ class KeyframePolicy:
 
     def by_appearance(self, frame: Frame, last: Keyframe | None) -> bool:
         """True where the decision needs the matches of the frame with the last keyframe."""
-        return last is not None and not self.config.every and (frame.pose is None or last.pose is None)
+        return last is not None and not self.config.every and not Pose.comparable(frame.pose, last.pose)
 
     def decide(self, frame: Frame, features: Features, last: Keyframe | None, matches: Matches | None) -> bool:
         """True where the frame is a keyframe. Call once a frame, in order.

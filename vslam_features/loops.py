@@ -9,7 +9,7 @@ import numpy as np
 
 from .config import LoopsConfig
 from .maps.memory import MemoryMap
-from .types import Candidate, Keyframe, PairResult, Status
+from .types import Candidate, Keyframe, PairResult, Pose, Status
 
 
 class LoopJudge:
@@ -53,7 +53,7 @@ class LoopJudge:
         if abs(a - b) <= r:
             return True
         first, second = self.keyframes[a], self.keyframes[b]
-        if self.config.pose_gate_m and _comparable(first, second):
+        if self.config.pose_gate_m and Pose.comparable(first.pose, second.pose):
             return self._possible(first, second)
         return any(
             (abs(a - i) <= r and abs(b - j) <= r) or (abs(a - j) <= r and abs(b - i) <= r) for i, j in self._confirmed
@@ -71,7 +71,7 @@ class LoopJudge:
             if not self.same_place(pair.ref_kf_id, rival.ref_kf_id):
                 detail = f"keyframe {rival.ref_kf_id}, another place, verifies with {rival.matches.num_inliers} inliers"
                 return _with_status(pair, Status.AMBIGUOUS, detail)
-        if not _comparable(keyframe, self.keyframes[pair.ref_kf_id]):
+        if not Pose.comparable(keyframe.pose, self.keyframes[pair.ref_kf_id].pose):
             agree = self._agreeing(pair.ref_kf_id)
             if agree < self.config.consensus:
                 detail = f"{agree} of the last {len(self._recent)} keyframes agree, {self.config.consensus} needed"
@@ -83,14 +83,10 @@ class LoopJudge:
         return sum(any(abs(ref - ref_kf_id) <= r for ref in refs) for _, refs in self._recent)
 
     def _possible(self, a: Keyframe, b: Keyframe) -> bool:
-        if not self.config.pose_gate_m or not _comparable(a, b):
+        if not self.config.pose_gate_m or not Pose.comparable(a.pose, b.pose):
             return True
         allowed = self.config.pose_gate_m + self.config.pose_gate_drift * self.keyframes.travelled(a.id, b.id)
         return float(np.linalg.norm(a.pose.t - b.pose.t)) <= allowed
-
-
-def _comparable(a: Keyframe, b: Keyframe) -> bool:
-    return a.pose is not None and b.pose is not None and a.pose.frame_id == b.pose.frame_id
 
 
 def _with_status(pair: PairResult, status: Status, detail: str) -> PairResult:

@@ -94,6 +94,11 @@ class Pose:
         object.__setattr__(self, "R", R)
         object.__setattr__(self, "t", t)
 
+    @staticmethod
+    def comparable(a: Pose | None, b: Pose | None) -> bool:
+        """True where both are there and in the same frame, so that their difference is a motion."""
+        return a is not None and b is not None and a.frame_id == b.frame_id
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -122,8 +127,9 @@ class Frame:
                 f"the image has {self.image_size[0]}x{self.image_size[1]}: "
                 "check camera_info (ROI, binning) or scale the camera to the image"
             )
-        if self.mask is not None and self.mask.shape != image.shape[:2]:
-            raise DataError(f"frame: mask shape {self.mask.shape} differs from the image's {image.shape[:2]}")
+        mask = self.mask
+        if mask is not None and (mask.shape != image.shape[:2] or mask.dtype != bool):
+            raise DataError(f"frame: mask must be bool {image.shape[:2]} as the image, got {mask.dtype} {mask.shape}")
 
     @property
     def image_size(self) -> tuple[int, int]:

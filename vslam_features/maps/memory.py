@@ -7,14 +7,14 @@ import threading
 
 import numpy as np
 
-from ..types import Keyframe
+from ..types import Keyframe, Pose
 
 
 class MemoryMap:
     """Append-only list of keyframes; a keyframe's id is its position.
 
     One thread adds, others read. ``travelled`` is the length of the pose track
-    in metres up to a keyframe (steps without a pose count as zero).
+    in metres up to a keyframe (steps without a pose, or to another frame, count as zero).
     """
 
     def __init__(self):
@@ -37,7 +37,7 @@ class MemoryMap:
             step = 0.0
             if self._keyframes:
                 last = self._keyframes[-1].pose
-                if last is not None and keyframe.pose is not None:
+                if Pose.comparable(last, keyframe.pose):
                     step = float(np.linalg.norm(keyframe.pose.t - last.t))
             self._travelled.append((self._travelled[-1] if self._travelled else 0.0) + step)
             keyframe = dataclasses.replace(keyframe, id=len(self._keyframes))

@@ -50,7 +50,7 @@ class Index(ABC):
 def check_descriptor(descriptor: np.ndarray, dimension: int | None) -> np.ndarray:
     """The descriptor as f32. Raises DataError unless (D,), finite, and of length 1 (or 0: nothing seen)."""
     d = np.asarray(descriptor, np.float32)
-    if d.ndim != 1 or (dimension is not None and len(d) != dimension):
+    if d.ndim != 1 or d.size == 0 or (dimension is not None and len(d) != dimension):
         raise DataError(f"global descriptor: expected shape ({dimension or 'D'},), got {d.shape}")
     if not np.isfinite(d).all():
         raise DataError("global descriptor: not finite; run the model's check before it is used")
