@@ -68,6 +68,7 @@ class BagSource(Source):
         self.rectified = config.rectified == "yes" or (config.rectified == "auto" and "_rect" in self.topics.image)
         for remark in self.topics.remarks:
             self.notes.add(remark)
+        self._max_value = config.image_max_value or None
         self._track = PoseTrack()
         self._infos: deque[tuple[int, object]] = deque(maxlen=2 * _MAX_WAITING)
         self._latest_info = None
@@ -157,9 +158,9 @@ class BagSource(Source):
 
     def _decode(self, message):
         if self.recording.topics[self.topics.image][0] == COMPRESSED:
-            return decode_compressed(message.data, message.format)
+            return decode_compressed(message.data, message.format, max_value=self._max_value)
         m = message
-        return decode(m.data, m.width, m.height, m.encoding, m.step, bool(m.is_bigendian))
+        return decode(m.data, m.width, m.height, m.encoding, m.step, bool(m.is_bigendian), max_value=self._max_value)
 
     def _camera(self, stamp_ns: int, size: tuple[int, int]) -> Camera | None:
         info = next((m for s, m in reversed(self._infos) if s == stamp_ns), self._latest_info)

@@ -53,7 +53,7 @@ class ImageSource(Source):
         for position, file in enumerate(self.files):
             self.position = position
             try:
-                image = read_any_image(file)
+                image = read_any_image(file, self.config.image_max_value or None)
                 camera = camera_for(self.camera, (image.shape[1], image.shape[0]))
                 frame = Frame(round(position * 1e9 / self.fps), "camera", image, camera)
             except ImageError as error:
@@ -80,10 +80,10 @@ def natural_key(path: Path) -> list:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name.lower())]
 
 
-def read_any_image(path: Path) -> np.ndarray:
+def read_any_image(path: Path, max_value: float | None = None) -> np.ndarray:
     """uint8 (H, W) or (H, W, 3) RGB of an image file, TIFF and WebP included. Raises ImageError naming the file."""
     if path.suffix.lower() not in (".tif", ".tiff", ".webp"):
-        return read_image(path)
+        return read_image(path, max_value=max_value)
     image = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     if image is None:
         raise ImageError(f"{path}: cannot be decoded; is the file whole?")

@@ -1,0 +1,96 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import yaml
+
+from ..camera import Camera
+from ..config import Config, flatten
+from ..errors import CameraError, ConfigError
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--config`` and ``--set``."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, plain or with ros__parameters")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one dotted value on top, e.g. --set matcher.options.ratio=0.9 (repeatable)",
+    )
+
+
+def load_config(args) -> tuple[Config, frozenset[str]]:
+    """The configuration and the dotted names that were given on purpose. Raises ConfigError."""
+    config, given = Config(), {}
+    if args.config:
+        config = Config.load(args.config)
+        given = dict.fromkeys(_names_in(args.config))
+    values = {}
+    for text in args.set:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {text}: expected NAME=VALUE, e.g. --set keyframes.every=1")
+        try:
+            values[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {text}: the value is no YAML: {error}") from error
+    return Config.from_flat(values, base=config), frozenset(given) | frozenset(values)
+
+
+def add_camera_argument(parser: argparse.ArgumentParser) -> None:
+    """``--camera``."""
+    parser.add_argument(
+        "--camera",
+        metavar="K.yaml|FX,FY,CX,CY",
+        help="calibration: four numbers in pixels of the images, or a ROS camera_info YAML file",
+    )
+
+
+def read_camera(text: str | None) -> Camera | tuple[float, float, float, float] | None:
+    """A Camera from a calibration file, or (fx, fy, cx, cy) in pixels. Raises CameraError."""
+    if not text:
+        return None
+    if "," in text and not Path(text).exists():
+        try:
+            fx, fy, cx, cy = (float(part) for part in text.split(","))
+        except ValueError:
+            raise CameraError(f"--camera {text}: expected four numbers FX,FY,CX,CY, or a YAML file") from None
+        return fx, fy, cx, cy
+    try:
+        data = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CameraError(f"--camera {text}: cannot be read: {error}") from error
+    try:
+        D = data.get("distortion_coefficients", {"data": []})["data"]
+        return Camera(
+            int(data["image_width"]),
+            int(data["image_height"]),
+            _matrix(data["camera_matrix"]["data"]),
+            D,
+            data.get("distortion_model", "plumb_bob"),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CameraError(
+            f"--camera {text}: expected image_width, image_height, camera_matrix.data (9 numbers) and, where "
+            f"distorted, distortion_model and distortion_coefficients.data; {type(error).__name__}: {error}"
+        ) from error
+
+
+def _matrix(values) -> list[list[float]]:
+    a, b, c, d, e, f, g, h, i = (float(v) for v in values)
+    return [[a, b, c], [d, e, f], [g, h, i]]
+
+
+def _names_in(path: Path) -> list[str]:
+    data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for node in data.values():
+        if isinstance(node, dict) and "ros__parameters" in node:
+            data = node["ros__parameters"] or {}
+            break
+    return list(flatten(data))

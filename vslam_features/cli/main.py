@@ -1,0 +1,102 @@
+"""The ``vslam-features`` command: one module a verb, each with ``add_parser(subparsers)`` and ``run(args) -> int``.
+
+Exit codes: 0 success; 1 an error or an incomplete result; 2 wrong usage; 3
+complete, but stages failed on the way; 70 a bug; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import traceback
+from importlib.util import find_spec
+
+from .. import __version__
+from ..errors import VslamFeaturesError
+
+# In the order of the help text. Those that are not there (yet) are left out.
+COMMANDS = ("demo", "match", "replay", "map", "models", "doctor", "bench")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line and return its exit code. Errors are one message on stderr; ``--debug`` adds the traceback."""
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed usage or help
+        return int(stop.code or 0)
+    _log_to_stderr(args.debug)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (such as head) has left; without this Python complains again while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (VslamFeaturesError, OSError) as error:
+        return _fail(f"error: {error}", 1, args.debug)
+    except Exception as error:  # the last line of defence; --debug shows all
+        text = f"unexpected {type(error).__name__}: {error}; this is a bug, --debug shows where"
+        return _fail(text, 70, args.debug)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+    parser = argparse.ArgumentParser(
+        prog="vslam-features",
+        description="Visual front-end of a SLAM system: match images, replay recordings, check an installation.",
+        epilog="example: vslam-features match a.png b.png --viz matches.png",
+        parents=[debug],
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.set_defaults(debug=False)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        if find_spec(f"{__package__}.{name}") is None:
+            continue
+        module = importlib.import_module(f"{__package__}.{name}")
+        before = set(subparsers.choices)
+        module.add_parser(subparsers)
+        for added in set(subparsers.choices) - before:
+            # Also after the verb, where people type it.
+            subparsers.choices[added].add_argument(
+                "--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors"
+            )
+            subparsers.choices[added].set_defaults(run=module.run)
+    return parser
+
+
+def _fail(text: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(text, file=sys.stderr)
+    return code
+
+
+class _Brief(logging.Formatter):
+    """Log records without their traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        return f"{text}: {type(error).__name__}: {error}" if error else text
+
+
+def _log_to_stderr(debug: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s") if debug else _Brief())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old.formatter, _Brief) or getattr(old, "vslam_features", False):
+            root.removeHandler(old)
+    handler.vslam_features = True
+    root.addHandler(handler)

@@ -1,0 +1,141 @@
+"""``match A B``: what two images have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from .common import add_camera_argument, add_config_arguments, load_config, read_camera
+
+_PICTURES = (".png", ".jpg", ".jpeg")
+
+
+def add_parser(subparsers) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "match",
+        help="match two images and say why the result is what it is",
+        description="Match image A with image B and verify by two-view geometry.",
+        epilog="example: vslam-features match a.png b.png --viz matches.png --camera 525,525,319.5,239.5\n"
+        "The exit code is 0 whenever the command ran; read the status for the result.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("image0", type=Path, metavar="A", help="current image")
+    parser.add_argument("image1", type=Path, metavar="B", help="reference image")
+    parser.add_argument("--viz", type=Path, metavar="OUT.png", help="write a picture of the matches (.png or .jpg)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--features", metavar="NAME", help="feature plug-in, e.g. sift or orb")
+    parser.add_argument("--matcher", metavar="NAME", help="matcher plug-in, e.g. nearest")
+    add_camera_argument(parser)
+    add_config_arguments(parser)
+
+
+def run(args) -> int:
+    """Match, print, draw. Raises the package's errors."""
+    from ..frontend import FrontEnd
+    from ..types import Frame
+
+    _check_picture_path(args.viz)
+    config, _ = load_config(args)
+    chosen = {"features.name": args.features, "matcher.name": args.matcher}
+    config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
+    front_end = FrontEnd(config.with_values(loops__enabled=False))
+    camera = read_camera(args.camera)
+    frames = [Frame(i, "camera", *_read(path, camera, config)) for i, path in enumerate((args.image0, args.image1))]
+    start = time.perf_counter()
+    features = [front_end.features.extract(frame) for frame in frames]
+    matches = front_end.matcher.match(*features, *(frame.camera for frame in frames))
+    elapsed_ms = (time.perf_counter() - start) * 1e3
+    result = {
+        "status": matches.status.label,
+        "image0": str(args.image0),
+        "image1": str(args.image1),
+        "image_size0": list(frames[0].image_size),
+        "image_size1": list(frames[1].image_size),
+        "num_keypoints0": len(features[0]),
+        "num_keypoints1": len(features[1]),
+        "num_matches": len(matches),
+        "num_inliers": matches.num_inliers,
+        "inlier_ratio": round(matches.num_inliers / len(matches), 4) if len(matches) else None,
+        "covisibility": matches.covisibility,
+        "model": matches.model,
+        "pose": _pose(matches.pose),
+        "features": config.features.name,
+        "matcher": config.matcher.name,
+        "runtime": matches.runtime,
+        "elapsed_ms": round(elapsed_ms, 3),
+        "match_ms": round(matches.elapsed_ms, 3),
+        "detail": matches.detail,
+    }
+    if args.viz:
+        _draw(args.viz, frames, features, matches, result)
+    print(json.dumps(result, allow_nan=False) if args.json else _text(result, args.viz))
+    return 0
+
+
+def _read(path: Path, camera, config):
+    from ..replay.image_source import camera_for, read_any_image
+
+    image = read_any_image(path, config.image_max_value or None)
+    return image, camera_for(camera, (image.shape[1], image.shape[0]))
+
+
+def _pose(pose) -> dict | None:
+    """Camera A in camera B; the translation is a direction unless the scale is known."""
+    if pose is None:
+        return None
+    return {"R": pose.R.round(9).tolist(), "t": pose.t.round(9).tolist(), "scale_known": pose.scale_known}
+
+
+def _text(r: dict, viz: Path | None) -> str:
+    share = f" ({r['inlier_ratio']:.0%})" if r["inlier_ratio"] is not None else ""
+    lines = [f"{r['status']}: {r['num_inliers']} inliers of {r['num_matches']} matches{share}"]
+    lines[0] += f", {r['model']}" if r["model"] else ""
+    lines[0] += f"; {r['detail']}" if r["detail"] else ""
+    for i in "01":
+        width, height = r[f"image_size{i}"]
+        lines.append(f"  {r[f'image{i}']}: {width}x{height}, {r[f'num_keypoints{i}']} keypoints")
+    lines.append(f"  {r['features']} + {r['matcher']} on {r['runtime']}, {r['elapsed_ms']:.0f} ms")
+    if r["pose"]:
+        t = ", ".join(f"{v:.3f}" for v in r["pose"]["t"])
+        lines.append(f"  pose of A in B: t = ({t}){'' if r['pose']['scale_known'] else ', direction only'}")
+    if viz:
+        lines.append(f"  picture: {viz}")
+    return "\n".join(lines)
+
+
+def _check_picture_path(path: Path | None) -> None:
+    """Complain before the work rather than after it."""
+    import os
+
+    from ..errors import ImageError
+
+    if path is None:
+        return
+    if path.suffix.lower() not in _PICTURES:
+        raise ImageError(f"--viz {path}: expected a name that ends in {' or '.join(_PICTURES)}")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ImageError(f"--viz {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise ImageError(f"--viz {path}: the folder {folder} cannot be written; choose another one")
+
+
+def _draw(path: Path, frames, features, matches, r: dict) -> None:
+    import cv2
+
+    from ..replay.metrics import write_whole
+    from ..replay.pictures import side_by_side, with_header
+
+    points = [f.keypoints[matches.pairs[:, i]] for i, f in enumerate(features)]
+    canvas = side_by_side(frames[0].image, frames[1].image, *points, matches.inliers)
+    share = f" ({r['inlier_ratio']:.0%})" if r["inlier_ratio"] is not None else ""
+    header = [
+        f"{r['status']}: {r['num_inliers']} inliers of {r['num_matches']} matches{share}",
+        f"{r['features']} + {r['matcher']}, {r['num_keypoints0']} and {r['num_keypoints1']} keypoints, "
+        f"{r['model'] or 'no model'}",
+    ]
+    canvas = cv2.cvtColor(with_header(canvas, header), cv2.COLOR_RGB2BGR)
+    write_whole(path, cv2.imencode(path.suffix.lower(), canvas)[1].tobytes())

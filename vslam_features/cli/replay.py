@@ -1,0 +1,160 @@
+"""``replay BAG|IMAGE_DIR``: a recording through the front end, with numbers and a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .common import add_camera_argument, add_config_arguments, load_config, read_camera
+
+
+def add_parser(subparsers) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run a recording or a folder of images and write metrics.json and report.html",
+        description="Run a rosbag2 folder, a .mcap, .db3 or ROS 1 .bag file, or a folder of images through the front "
+        "end.\nResults do not depend on the rate. In a folder of images every image is a keyframe and candidates are\n"
+        "at least 10 images older, unless the configuration says otherwise.",
+        epilog="example: vslam-features replay my_bag --image-topic /camera/infra1/image_rect_raw --out out/run1\n"
+        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages failed.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("input", type=Path, metavar="BAG|IMAGE_DIR", help="what to read")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: out/replay-<name>)")
+    parser.add_argument("--json", action="store_true", help="print metrics.json on stdout instead of the table")
+    parser.add_argument("--no-report", dest="report", action="store_false", help="write metrics.json only")
+    parser.add_argument("--rate", type=_not_negative, default=0.0, metavar="R",
+                        help="replay at R times real time (default 0: as fast as possible)")  # fmt: skip
+    parser.add_argument("--max-frames", type=int, default=0, metavar="N", help="stop after N images")
+    parser.add_argument("--loop-matrix", type=Path, metavar="PNG",
+                        help="truth for recall: grey square picture, 255 at [i, j] where image j is a true revisit of "
+                        "image i; or a ground_truth.npz (found by itself in the bag of a rendered scene)")  # fmt: skip
+    group = parser.add_argument_group("topics of a recording (found by themselves where one fits)")
+    group.add_argument("--image-topic", metavar="TOPIC")
+    group.add_argument("--camera-info-topic", metavar="TOPIC")
+    group.add_argument("--pose-topic", metavar="TOPIC", help="PoseStamped or Odometry")
+    group.add_argument("--no-pose", dest="use_pose", action="store_false", help="leave poses out")
+    group = parser.add_argument_group("folder of images")
+    group.add_argument("--fps", type=float, default=10.0, help="rate of the synthetic stamps (default 10)")
+    add_camera_argument(group)
+    add_config_arguments(parser)
+
+
+def run(args) -> int:
+    """Replay, write, print. Raises the package's errors."""
+    from ..replay.loop_truth import LoopTruth
+    from ..replay.metrics import metrics, write_json
+    from ..replay.report import write_report
+    from ..replay.runner import replay
+    from ..replay.source import open_source
+
+    config, explicit = load_config(args)
+    with open_source(
+        args.input,
+        config,
+        image_topic=args.image_topic,
+        camera_info_topic=args.camera_info_topic,
+        pose_topic=args.pose_topic,
+        use_pose=args.use_pose,
+        camera=read_camera(args.camera),
+        fps=args.fps,
+        explicit=explicit,
+    ) as source:
+        retrieval = source.config.retrieval
+        truth_path = args.loop_matrix or _truth_beside(args.input)
+        truth = LoopTruth.load(truth_path, retrieval.exclude_frames, retrieval.exclude_s) if truth_path else None
+        out = args.out or Path("out") / f"replay-{source.name}"
+        out.mkdir(parents=True, exist_ok=True)
+        with _bar(len(source), quiet=args.json) as bar:
+            log = replay(source, progress=bar, rate=args.rate, max_frames=args.max_frames)
+    numbers = metrics(log, truth)
+    write_json(out / "metrics.json", numbers)
+    report = write_report(out / "report.html", log, numbers) if args.report else None
+    print(json.dumps(numbers, allow_nan=False) if args.json else _table(log, numbers, out, report))
+    return _exit_code(log)
+
+
+class _bar:
+    """A progress bar on stderr; callable with (done, total)."""
+
+    def __init__(self, total: int, quiet: bool):
+        from tqdm import tqdm
+
+        # In a log file a line every ten seconds is enough.
+        slow = not sys.stderr.isatty()
+        self._bar = tqdm(total=total, unit="img", file=sys.stderr, disable=quiet, mininterval=10 if slow else 0.1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(min(done, total) - self._bar.n)
+
+
+def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
+    from ..replay.report import judge
+
+    verdict, track = judge(log, numbers), numbers["by_kind"].get("track", numbers)
+    frame = numbers["latency_ms"].get("frame", {"p50": float("nan"), "p95": float("nan")})
+    rows = [
+        ("images", f"{numbers['frames']} of {log.expected}"),
+        ("keyframes", numbers["keyframes"]),
+        ("consecutive pairs", f"{track['pairs']}, {track['zero_match_pairs']} without a match"),
+        ("  median", f"{_n(track['matches_median'])} matches, {_n(track['inliers_median'])} inliers"),
+        ("  statuses", ", ".join(f"{n} {s}" for s, n in track["statuses"].items()) or "-"),
+        ("loops verified", f"{numbers['loops']['verified']} of {numbers['loops']['attempted']} tried"),
+        ("  ambiguous, gated", f"{numbers['loops']['ambiguous']}, {numbers['loops']['gated']}"),
+        ("an image takes", f"{frame['p50']:.0f} ms (p95 {frame['p95']:.0f})"),
+    ]
+    truth = numbers.get("loop_truth")
+    if truth and truth["queries"]:
+        rows.append(("recall@1, @5", f"{truth['recall_at_1']:.3f}, {truth['recall_at_5']:.3f} of {truth['queries']}"))
+        rows.append(("true, false loops", f"{truth['queries_with_loop']} queries, {len(truth['false_loops'])} false"))
+    if log.fault_counts:
+        rows.append(("faults", ", ".join(f"{n} {stage}" for stage, n in log.fault_counts.items())))
+    rows += [("skipped", f"{n} x {reason}") for reason, n in log.skipped.items()]
+    rows += [("note", reason if n == 1 else f"{n} x {reason}") for reason, n in log.notes.items()]
+    lines = [f"{log.source.get('name')}: {verdict.title}"]
+    lines += [f"  {name:<18} {value}" for name, value in rows]
+    lines += [f"  {'metrics':<18} {out / 'metrics.json'}"]
+    lines += [f"  {'report':<18} {report}"] if report else []
+    return "\n".join(lines)
+
+
+def _exit_code(log) -> int:
+    """1 for a partial read, 3 for faults; the reason goes to stderr."""
+    if not log.frames:
+        print(f"error: no image was processed: {log.incomplete or 'the input has none'}", file=sys.stderr)
+        return 1
+    if log.incomplete:
+        print(f"error: the input was not read whole: {log.incomplete}", file=sys.stderr)
+        return 1
+    if log.fault_counts:
+        total = sum(log.fault_counts.values())
+        print(f"error: {total} faults in {', '.join(log.fault_counts)}; their results are lost", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _truth_beside(path: Path) -> Path | None:
+    from ..replay.ground_truth import FILE_NAME
+
+    return path / FILE_NAME if path.is_dir() and (path / FILE_NAME).is_file() else None
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
+    return value
+
+
+def _n(value) -> str:
+    return "-" if value is None else f"{value:g}"

@@ -1,0 +1,163 @@
+"""Numbers of a run as one strict JSON object, equal in every run over the same input and configuration.
+
+Only ``latency_ms`` and ``provenance.run`` differ between runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from .. import __version__
+from ..errors import DataError
+from ..types import PairKind, Status
+from .loop_truth import LoopTruth
+from .run_log import PairRecord, RunLog
+
+
+def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
+    """All numbers of a run.
+
+    Medians, ``zero_match_pairs``, ``statuses`` and ``non_finite`` are over all
+    attempted pairs; ``by_kind`` splits them (``track``: with the keyframes
+    before, ``loop``: with retrieved ones). A median is None without pairs; the
+    inlier ratio counts pairs with a match. ``loops.pairs``: [keyframe, older
+    keyframe] of the verified ones. ``retrieval.top1``: [keyframe, older
+    keyframe, similarity], before verification. With ``truth`` there is
+    ``loop_truth``, see :func:`judge_loops`.
+    """
+    loops = [p for p in log.pairs if p.kind == PairKind.LOOP]
+    kinds = {k: [p for p in log.pairs if p.kind == k] for k in PairKind}
+    out = {
+        "frames": log.frames,
+        "keyframes": len(log.keyframes),
+        **_of_pairs(log.pairs),
+        "by_kind": {k.name.lower(): _of_pairs(pairs) for k, pairs in kinds.items() if pairs},
+        "loops": {
+            "candidates": len(log.candidates),
+            "attempted": len(loops),
+            "verified": sum(p.verified for p in loops),
+            "ambiguous": sum(p.status == Status.AMBIGUOUS for p in loops),
+            "gated": len(log.gated),
+            "pairs": [[p.kf_id, p.ref_kf_id] for p in loops if p.verified],
+        },
+        "retrieval": {
+            "top1": [[c.kf_id, c.ref_kf_id, round(c.similarity, 4)] for c in log.candidates if c.rank == 0],
+        },
+        "input": {
+            "expected": log.expected,
+            "complete": not log.incomplete,
+            "reason": log.incomplete,
+            "skipped": log.skipped,
+            "notes": log.notes,
+        },
+        "faults": dict(sorted(log.fault_counts.items())),
+        "latency_ms": {stage: percentiles(values) for stage, values in log.latency_ms.items()},
+        "provenance": {
+            "version": __version__,
+            "config": log.config,
+            "models": log.models,
+            "libraries": libraries(),
+            "source": log.source,
+            "run": log.run,
+        },
+    }
+    if truth is not None:
+        out["loop_truth"] = judge_loops(log, truth)
+    return out
+
+
+def judge_loops(log: RunLog, truth: LoopTruth) -> dict:
+    """Retrieval and loops against the truth.
+
+    ``queries``: keyframes with a true revisit among the candidates allowed;
+    ``recall_at_k``: share of them with a true one among the first k, before
+    verification; ``queries_with_loop``: those with a verified loop that is
+    true; ``false_loops``: verified ones that are wrong beyond doubt, as image
+    positions.
+
+    Raises:
+        DataError: the truth is of a shorter sequence.
+    """
+    position = {k.id: k.position for k in log.keyframes}
+    if position and max(position.values()) >= len(truth):
+        raise DataError(
+            f"loop matrix: is for {len(truth)} images, the run has image {max(position.values())}; "
+            "give the matrix of this sequence"
+        )
+    exclude = int(log.config.get("retrieval", {}).get("exclude_frames", 0))
+    queries = [k.id for k in log.keyframes if truth.has_revisit(k.position, exclude)]
+    hits: dict[int, int] = {}  # keyframe -> best rank of a true candidate
+    for c in log.candidates:
+        if truth.is_true(position[c.kf_id], position[c.ref_kf_id]):
+            hits[c.kf_id] = min(c.rank, hits.get(c.kf_id, c.rank))
+    loops = [p for p in log.pairs if p.kind == PairKind.LOOP and p.verified]
+    inside = {p.kf_id for p in loops if truth.is_true(position[p.kf_id], position[p.ref_kf_id])}
+    false = [(position[p.kf_id], position[p.ref_kf_id]) for p in loops]
+    n = len(queries)
+    return {
+        "queries": n,
+        "recall_at_1": round(sum(hits.get(q, 99) < 1 for q in queries) / n, 4) if n else None,
+        "recall_at_5": round(sum(hits.get(q, 99) < 5 for q in queries) / n, 4) if n else None,
+        "queries_with_loop": sum(q in inside for q in queries),
+        "tolerance": truth.tolerance,
+        "false_loops": [[i, j] for i, j in false if truth.is_false(i, j)],
+    }
+
+
+def percentiles(values) -> dict[str, float]:
+    """p50 and p95 in milliseconds, three decimals."""
+    p50, p95 = np.percentile(np.asarray(values, np.float64), [50, 95])
+    return {"p50": round(float(p50), 3), "p95": round(float(p95), 3)}
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what computes the results."""
+    out = {"python": platform.python_version(), "numpy": np.__version__, "opencv": cv2.__version__}
+    for name in ("poselib", "rosbags"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def write_json(path: Path, data: dict) -> None:
+    """Write strict JSON (no NaN), all or nothing. Raises ValueError on NaN, OSError."""
+    text = json.dumps(data, indent=1, sort_keys=False, allow_nan=False)
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file beside its place and rename it, so that nobody reads half of it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _of_pairs(pairs: list[PairRecord]) -> dict:
+    ratios = [p.inlier_ratio for p in pairs if p.num_matches]
+    statuses = Counter(p.status for p in pairs)
+    return {
+        "pairs": len(pairs),
+        "matches_median": _median([p.num_matches for p in pairs]),
+        "inliers_median": _median([p.num_inliers for p in pairs]),
+        "inlier_ratio_median": _median(ratios),
+        "zero_match_pairs": sum(p.num_matches == 0 for p in pairs),
+        "statuses": {status.label: statuses[status] for status in Status if statuses[status]},
+        "non_finite": statuses[Status.NON_FINITE],
+    }
+
+
+def _median(values: list) -> float | None:
+    return round(float(np.median(values)), 4) if values else None

@@ -1,0 +1,201 @@
+"""Charts of a run as inline SVG: crisp, small, and coloured by the page's style (so they follow light and dark)."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+
+import cv2
+import numpy as np
+
+from ..types import PairKind, Status
+from .run_log import PairRecord, RunLog
+
+_WIDTH = 1000
+_MAX_BARS = 1000
+
+
+def timeline(pairs: list[PairRecord]) -> str:
+    """Matches and inliers of each pair with the keyframe before, and a strip of their statuses.
+
+    Long runs are cut into bins that show their worst pair.
+    """
+    if not pairs:
+        return ""
+    size = -(-len(pairs) // _MAX_BARS)
+    bins = [min(pairs[i : i + size], key=lambda p: (p.verified, p.num_inliers)) for i in range(0, len(pairs), size)]
+    left, top, width, height, strip = 48, 10, _WIDTH - 58, 200, 14
+    # One lucky pair (a standing robot) must not flatten all others.
+    values = np.array([p.num_matches for p in bins])
+    high = max(10, float(values.max()) if values.max() < 3 * np.percentile(values, 95) else np.percentile(values, 95))
+    step = width / len(bins)
+    parts = [_grid(left, top, width, height, high)]
+    for name in ("num_matches", "num_inliers"):
+        points = [f"M{left},{top + height}"]
+        for i, pair in enumerate(bins):
+            y = top + height * (1 - min(getattr(pair, name) / high, 1))
+            points.append(f"V{y:.1f}H{left + (i + 1) * step:.1f}")
+        parts.append(f'<path class="{name}" d="{"".join(points)}V{top + height}Z"/>')
+    y = top + height + 6
+    for i, p in enumerate(bins):
+        text = f"keyframe {p.kf_id} with {p.ref_kf_id}: {p.status.label}, {p.num_inliers} of {p.num_matches} matches"
+        x = left + i * step
+        parts.append(
+            f'<rect class="s-{p.status.label}" x="{x:.1f}" y="{y}" width="{step + 0.3:.1f}" height="{strip}"/>'
+        )
+        parts.append(
+            f'<rect class="hover" x="{x:.1f}" y="{top}" width="{step:.1f}" height="{height + 6 + strip}">'
+            f"<title>{escape(text)}</title></rect>"
+        )
+    for k in _ticks(len(bins) - 1, 10):
+        i = int(k)
+        parts.append(_text(left + (i + 0.5) * step, y + strip + 16, bins[i].kf_id, "middle"))
+    parts.append(_text(left + width / 2, y + strip + 34, "keyframe", "middle"))
+    return _svg(_WIDTH, y + strip + 40, parts, "Matches and inliers of consecutive keyframes")
+
+
+def loop_matrix(log: RunLog) -> str:
+    """Similarity of all keyframes (darker is more alike), with candidates, verified and ambiguous loops."""
+    n = len(log.keyframes)
+    if n < 2:
+        return ""
+    left, top, side = 44, 8, 480
+    scale = side / n
+    parts = []
+    image = _similarity(log)
+    if image is not None:
+        png = base64.b64encode(cv2.imencode(".png", image)[1].tobytes()).decode()
+        parts.append(
+            f'<image x="{left}" y="{top}" width="{side}" height="{side}" style="image-rendering:pixelated" '
+            f'preserveAspectRatio="none" href="data:image/png;base64,{png}"/>'
+        )
+    parts.append(f'<rect class="frame" x="{left}" y="{top}" width="{side}" height="{side}"/>')
+    radius = float(np.clip(scale * 0.8, 2.0, 4.5))
+
+    def place(kf_id: int, ref: int) -> tuple[float, float]:
+        return left + (ref + 0.5) * scale, top + (kf_id + 0.5) * scale
+
+    first = [c for c in log.candidates if c.rank == 0]
+    for c in first[:: len(first) // 3000 + 1]:
+        x, y = place(c.kf_id, c.ref_kf_id)
+        parts.append(f'<circle class="candidate" cx="{x:.1f}" cy="{y:.1f}" r="{radius * 0.6:.1f}"/>')
+    for pair in log.pairs:
+        if pair.kind != PairKind.LOOP or not (pair.verified or pair.status == Status.AMBIGUOUS):
+            continue
+        x, y = place(pair.kf_id, pair.ref_kf_id)
+        text = f"keyframe {pair.kf_id} with {pair.ref_kf_id}: {pair.status.label}, {pair.num_inliers} inliers"
+        if pair.verified:
+            shape = f'<circle class="loop" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
+            parts.append(f"{shape}<title>{text}</title></circle>")
+        else:
+            r = radius * 1.2
+            d = f"M{x - r:.1f},{y:.1f}l{r:.1f},{-r:.1f} {r:.1f},{r:.1f} {-r:.1f},{r:.1f}z"
+            parts.append(f'<path class="doubt" d="{d}"><title>{text}</title></path>')
+    for tick in _ticks(n - 1, 6):
+        parts.append(_text(left + (tick + 0.5) * scale, top + side + 16, int(tick), "middle"))
+        parts.append(_text(left - 6, top + (tick + 0.5) * scale + 4, int(tick), "end"))
+    parts.append(_text(left + side / 2, top + side + 34, "older keyframe", "middle"))
+    return _svg(left + side + 10, top + side + 40, parts, "Similarity of keyframes and loops")
+
+
+def trajectory(log: RunLog) -> str:
+    """Keyframe positions seen along the axis of least extent, loops as lines; empty without poses."""
+    posed = [k for k in log.keyframes if k.pose is not None]
+    if len(posed) < 2:
+        return ""
+    xyz = np.array([k.pose.t for k in posed])
+    axes = sorted(np.argsort(-np.ptp(xyz, axis=0), kind="stable")[:2])
+    xy = xyz[:, axes]
+    low, extent = xy.min(axis=0), float(max(np.ptp(xy, axis=0).max(), 1e-6))
+    left, top, side = 44, 8, 480
+    centre = (low + xy.max(axis=0)) / 2
+    start = centre - extent / 2 * 1.08
+    scale = side / (extent * 1.08)
+    points = np.column_stack([left + (xy[:, 0] - start[0]) * scale, top + side - (xy[:, 1] - start[1]) * scale])
+    where = {k.id: p for k, p in zip(posed, points)}
+    parts = [f'<rect class="frame" x="{left}" y="{top}" width="{side}" height="{side}"/>']
+    for pair in log.pairs:
+        shown = pair.verified or pair.status == Status.AMBIGUOUS
+        if pair.kind == PairKind.LOOP and shown and pair.kf_id in where and pair.ref_kf_id in where:
+            (x0, y0), (x1, y1) = where[pair.kf_id], where[pair.ref_kf_id]
+            css = "loop-line" if pair.verified else "doubt-line"
+            parts.append(f'<line class="{css}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    parts.append(f'<polyline class="track" points="{path}"/>')
+    for k, (x, y) in zip(posed, points):
+        parts.append(f'<circle class="kf" cx="{x:.1f}" cy="{y:.1f}" r="2"><title>keyframe {k.id}</title></circle>')
+    parts.append(f'<circle class="start" cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="6"/>')
+    parts.append(_text(points[0, 0] + 10, points[0, 1] - 8, "start", "start"))
+    for axis, name in enumerate("xyz"[a] for a in axes):
+        for tick in _ticks(extent, 4):
+            value = start[axis] + tick + extent * 0.04
+            at = tick * scale + extent * 0.04 * scale
+            place = (left + at, top + side + 16, "middle") if axis == 0 else (left - 6, top + side - at + 4, "end")
+            parts.append(_text(place[0], place[1], f"{value:.3g}", place[2]))
+        if axis == 0:
+            parts.append(
+                _text(left + side / 2, top + side + 34, f"{name} across, {'xyz'[axes[1]]} up, metres", "middle")
+            )
+    return _svg(left + side + 10, top + side + 40, parts, "Trajectory and loops")
+
+
+def sparkline(values, frames, last_frame: int) -> str:
+    """Latency of a stage over the run (largest of each bin), its height scaled to the 99th percentile."""
+    values, frames = np.asarray(values, np.float64), np.asarray(frames, np.int64)
+    width, height, bins = 420, 34, min(max(last_frame, 1), 210)
+    slot = np.minimum(frames * bins // max(last_frame, 1), bins - 1)
+    high = float(np.percentile(values, 99)) or 1.0
+    peaks, step = np.full(bins, np.nan), width / bins
+    np.fmax.at(peaks, slot, values)
+    parts = []
+    for i in np.flatnonzero(np.isfinite(peaks)):
+        h = max(1.0, min(peaks[i] / high, 1) * (height - 2))
+        box = f'x="{i * step:.1f}" y="{height - h:.1f}" width="{max(step - 0.5, 1):.1f}" height="{h:.1f}"'
+        parts.append(f'<rect class="spark" {box}/>')
+    return _svg(width, height, parts, "latency over the run")
+
+
+def _similarity(log: RunLog) -> np.ndarray | None:
+    """uint8 square, dark where alike, at most 800 px; None without descriptors."""
+    rows = [d for d in log.descriptors if d is not None]
+    if not rows:
+        return None
+    n = len(log.keyframes)
+    table = np.zeros((n, len(rows[0])), np.float32)
+    for i, d in enumerate(log.descriptors):
+        if d is not None:
+            table[i] = d
+    similarity = table @ table.T
+    off = similarity[~np.eye(n, dtype=bool)]
+    low, high = np.percentile(off, [2, 99.7])
+    image = 255 - np.clip((similarity - low) / max(high - low, 1e-6) * 225, 0, 225)
+    image = image.astype(np.uint8)
+    return image if n <= 800 else cv2.resize(image, (800, 800), interpolation=cv2.INTER_AREA)
+
+
+def _grid(left, top, width, height, high) -> str:
+    parts = []
+    for tick in _ticks(high, 5):
+        y = top + height * (1 - tick / high)
+        parts.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}"/>')
+        parts.append(_text(left - 6, y + 4, f"{tick:g}", "end"))
+    return "".join(parts)
+
+
+def _ticks(high: float, count: int) -> list[float]:
+    """Round numbers from 0 to ``high``, about ``count`` of them."""
+    if high <= 0:
+        return [0]
+    raw = high / count
+    magnitude = 10 ** np.floor(np.log10(raw))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
+    step = step if high < 1 or step >= 1 else 1
+    return [float(t) for t in np.arange(0, high + step * 1e-6, step)]
+
+
+def _text(x: float, y: float, text, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(str(text))}</text>'
+
+
+def _svg(width: float, height: float, parts: list[str], label: str) -> str:
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

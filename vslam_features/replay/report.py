@@ -1,0 +1,199 @@
+"""``report.html``: one self-contained file that says in plain words and pictures how a run went."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import yaml
+
+from ..types import PairKind, Status
+from . import pictures, plots
+from .metrics import write_whole
+from .run_log import MatchPoints, PairRecord, RunLog, encode_jpeg
+
+# What a status means, and what to do about it.
+MEANING = {
+    Status.OK: ("Geometry confirms that both images see the same scene.", ""),
+    Status.NO_KEYPOINTS: (
+        "One of the images has no keypoints: black, white, blurred or blank.",
+        "Look at exposure and lens; lower the detector's threshold.",
+    ),
+    Status.NO_MATCHES: ("Keypoints, but none correspond.", "Different places, or too large a change of view or light."),
+    Status.TOO_FEW_INLIERS: (
+        "Correspondences, but too few agree on one motion.",
+        "Normal for look-alike candidates. Between consecutive keyframes: too little overlap, blur or texture.",
+    ),
+    Status.DEGENERATE: (
+        "A second motion explains the matches about as well.",
+        "Planes and forward motion do this; the matches are usable, the relative pose is not.",
+    ),
+    Status.NOT_COVISIBLE: ("The matcher says that the images see different places.", ""),
+    Status.STOPPED_EARLY: ("The matcher gave up early, as it saw no common place.", ""),
+    Status.AMBIGUOUS: (
+        "Verified, but another place looks as good, or too few keyframes agree yet.",
+        "Not used as a loop. More keyframes, or a pose topic, settle it.",
+    ),
+    Status.NON_FINITE: ("NaN or infinity in a model's output.", "A fault: check the model with 'models verify'."),
+    Status.BACKEND_ERROR: ("A stage failed with an error.", "See the faults above."),
+    Status.FAULT_RECOVERED: ("Right after a retry on the fallback runtime.", "Check the main runtime."),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``level``: good, fair or bad; ``title`` in a few words; ``lines`` in whole sentences."""
+
+    level: str
+    title: str
+    lines: list[str]
+
+
+def judge(log: RunLog, numbers: dict) -> Verdict:
+    """The run in plain words. Bad: incomplete, faults or false loops. Fair: many weak pairs. Else good."""
+    track = numbers["by_kind"].get("track", {"pairs": 0, "statuses": {}})
+    good = sum(track["statuses"].get(s.label, 0) for s in (Status.OK, Status.FAULT_RECOVERED, Status.DEGENERATE))
+    share = good / track["pairs"] if track["pairs"] else 1.0
+    loops = numbers["loops"]
+    closing = len({i for i, _ in loops["pairs"]})
+    lines = [f"{log.frames} of {log.expected} images processed, {len(log.keyframes)} became keyframes."]
+    if track["pairs"]:
+        lines.append(f"{good} of {track['pairs']} pairs of consecutive keyframes are connected ({share:.0%}).")
+    lines.append(
+        f"{closing} keyframes closed a loop ({loops['verified']} verified pairs of {loops['attempted']} tried); "
+        f"{loops['ambiguous']} pairs are ambiguous, {loops['gated']} were impossible by odometry."
+        if log.candidates
+        else "No earlier place was retrieved, so no loop was tried."
+    )
+    truth = numbers.get("loop_truth")
+    if truth and truth["queries"]:
+        lines.append(
+            f"Against the true revisits: recall@1 {truth['recall_at_1']:.1%}, recall@5 {truth['recall_at_5']:.1%} of "
+            f"{truth['queries']} queries; {truth['queries_with_loop']} have a verified true loop; "
+            f"{len(truth['false_loops'])} loops are false."
+        )
+    if not log.frames:
+        return Verdict("bad", "Nothing was processed", lines)
+    if log.incomplete:
+        return Verdict("bad", "Partial: the input was not read whole", lines)
+    if log.fault_counts or numbers["non_finite"]:
+        return Verdict("bad", "Finished with faults", lines)
+    if truth and truth["false_loops"]:
+        return Verdict("bad", "False loops", lines)
+    if share < 0.9:
+        return Verdict("fair", "Complete, with weak links between keyframes", lines)
+    return Verdict("good", "Complete", lines)
+
+
+def write_report(path: Path, log: RunLog, numbers: dict) -> Path:
+    """Write the report of a run whose ``metrics`` are ``numbers``; all or nothing. Raises OSError."""
+    template = (resources.files("vslam_features") / "replay" / "report.html.j2").read_text(encoding="utf-8")
+    # The page must open anywhere: everything is inline, nothing is fetched.
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    html = environment.from_string(template).render(**_context(log, numbers))
+    write_whole(Path(path), html.encode())
+    return Path(path)
+
+
+def _context(log: RunLog, numbers: dict) -> dict:
+    safe = jinja2.utils.markupsafe.Markup
+    track = [p for p in log.pairs if p.kind == PairKind.TRACK]
+    consecutive = [p for i, p in enumerate(track) if i == 0 or p.kf_id != track[i - 1].kf_id]
+    n = numbers
+    return {
+        "name": log.source.get("name", "run"),
+        "source": {k: v for k, v in log.source.items() if v is not None},
+        "verdict": judge(log, numbers),
+        "incomplete": log.incomplete,
+        "skipped": log.skipped,
+        "notes": log.notes,
+        "examples": log.examples,
+        "faults": log.faults,
+        "fault_counts": log.fault_counts,
+        "summary": [
+            ("images", n["frames"], f"of {log.expected}"),
+            ("keyframes", n["keyframes"], ""),
+            ("matches a pair", _number(n["by_kind"].get("track", n)["matches_median"]), "median, consecutive"),
+            ("inliers a pair", _number(n["by_kind"].get("track", n)["inliers_median"]), "median, consecutive"),
+            ("verified loops", n["loops"]["verified"], f"of {n['loops']['attempted']} tried"),
+            ("ambiguous", n["loops"]["ambiguous"], "not used"),
+            ("an image takes", *_frame_ms(n)),
+        ]
+        if log.frames
+        else [],
+        "timeline": safe(plots.timeline(consecutive)),
+        "matrix": safe(plots.loop_matrix(log)),
+        "has_descriptors": any(d is not None for d in log.descriptors),
+        "trajectory": safe(plots.trajectory(log)),
+        "statuses": _statuses(log),
+        "groups": [
+            ("Worst pairs of consecutive keyframes", "worst", _pictures(log, "worst")),
+            ("Clearest verified loops", "loops", _pictures(log, "loops")),
+            ("Ambiguous loops", "ambiguous", _pictures(log, "ambiguous")),
+        ],
+        "latencies": [
+            (stage, _ms(v["p50"]), _ms(v["p95"]), _ms(max(log.latency_ms[stage])), len(log.latency_ms[stage]),
+             safe(plots.sparkline(log.latency_ms[stage], log.latency_frame[stage], log.frames)))
+            for stage, v in sorted(n["latency_ms"].items(), key=lambda item: _ORDER.get(item[0], 50))
+        ],
+        "truth": n.get("loop_truth"),
+        "models": log.models,
+        "libraries": n["provenance"]["libraries"],
+        "version": n["provenance"]["version"],
+        "run": log.run,
+        "config": yaml.safe_dump(log.config, sort_keys=False) if log.config else "",
+    }  # fmt: skip
+
+
+_STAGES = ("describe", "match", "keyframe", "global", "retrieve", "verify")
+_ORDER = {name: i for i, name in enumerate(_STAGES)} | {"frame": 99}
+
+
+def _statuses(log: RunLog) -> list[tuple]:
+    """(status, track pairs, loop pairs, meaning, advice) of those that occurred, most frequent first."""
+    counts = {s: [0, 0] for s in Status}
+    for pair in log.pairs:
+        counts[pair.status][pair.kind == PairKind.LOOP] += 1
+    rows = [(s.label, *c, *MEANING[s]) for s, c in counts.items() if any(c)]
+    return sorted(rows, key=lambda row: -(row[1] + row[2]))
+
+
+def _pictures(log: RunLog, group: str) -> list[dict]:
+    keyframes = {k.id: k for k in log.keyframes}
+    return [_picture(pair, points, keyframes) for pair, points in log.pictured(group)]
+
+
+def _picture(pair: PairRecord, points: MatchPoints, keyframes: dict) -> dict:
+    now, ref = keyframes[pair.kf_id], keyframes[pair.ref_kf_id]
+    images, scaled = [], []
+    for keyframe, p in ((now, points.points), (ref, points.ref_points)):
+        image = pictures.decode_jpeg(keyframe.picture, keyframe.image_size)
+        scale = np.array([image.shape[1], image.shape[0]]) / np.array(keyframe.image_size, np.float64)
+        images.append(image)
+        scaled.append((p + 0.5) * scale - 0.5)
+    canvas = pictures.side_by_side(*images, *scaled, points.inliers, height=320)
+    return {
+        "data": base64.b64encode(encode_jpeg(canvas, 78)).decode(),
+        "pair": pair,
+        "status": pair.status.label,
+        "ratio": "" if pair.inlier_ratio is None else f"{pair.inlier_ratio:.0%}",
+        "keypoints": f"{now.num_keypoints} and {ref.num_keypoints} keypoints",
+        "drawn": len(points.points),
+    }
+
+
+def _frame_ms(numbers: dict) -> tuple[str, str]:
+    frame = numbers["latency_ms"].get("frame")
+    return (f"{_ms(frame['p50'])} ms", f"median; p95 {_ms(frame['p95'])}") if frame else ("-", "not measured")
+
+
+def _number(value) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"

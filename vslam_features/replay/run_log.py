@@ -1,0 +1,171 @@
+"""What a run produced, as plain records: filled by a replay or by a recorder of topics, read by metrics and report."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+
+from ..images import resize_long_side
+from ..types import Candidate, PairKind, Pose, Status
+
+PICTURE_LONG_SIDE = 480
+
+
+@dataclass
+class KeyframeRecord:
+    """A keyframe. ``position``: index of its image in the input. ``picture``: JPEG, long side 480 px, or None."""
+
+    id: int
+    stamp_ns: int
+    frame_id: str
+    position: int
+    image_size: tuple[int, int]
+    num_keypoints: int
+    pose: Pose | None = None
+    picture: bytes | None = None
+
+
+@dataclass
+class PairRecord:
+    """An attempted pair. ``model`` and ``detail`` are empty where the source does not tell (topics)."""
+
+    kind: PairKind
+    status: Status
+    kf_id: int
+    ref_kf_id: int
+    num_matches: int
+    num_inliers: int
+    covisibility: float | None = None
+    model: str | None = None
+    detail: str = ""
+
+    @property
+    def inlier_ratio(self) -> float | None:
+        """Share of inliers among the matches; None without matches."""
+        return self.num_inliers / self.num_matches if self.num_matches else None
+
+    @property
+    def verified(self) -> bool:
+        """True where geometry confirmed the pair."""
+        return self.status in (Status.OK, Status.FAULT_RECOVERED)
+
+
+@dataclass(frozen=True)
+class MatchPoints:
+    """Matched points (M, 2) f32 in pixels of the current and the reference image; ``inliers`` (M,) bool."""
+
+    points: np.ndarray
+    ref_points: np.ndarray
+    inliers: np.ndarray
+
+    @classmethod
+    def none(cls) -> MatchPoints:
+        """No matches."""
+        return cls(np.empty((0, 2), np.float32), np.empty((0, 2), np.float32), np.empty(0, bool))
+
+
+@dataclass
+class RunLog:
+    """Records of one run.
+
+    A keyframe takes a few hundred bytes. What is larger is bounded: pictures by
+    ``max_picture_bytes`` (later keyframes have none), global descriptors by
+    ``max_descriptors``, points to those of ``max_pictures`` pairs a group.
+
+    Attributes:
+        source, config, models: plain descriptions of what ran, the same in each run.
+        run: what differs between runs: times, machine, path.
+        frames: images processed, of ``expected``.
+        latency_ms: stage -> milliseconds; latency_frame: stage -> the frame of each.
+        faults: (where, stage, error) of the first hundred; fault_counts: stage -> all.
+        skipped, notes: reason -> count (see ``Source``); examples: reason -> texts.
+        incomplete: why the input was not read whole; empty where it was.
+    """
+
+    source: dict = field(default_factory=dict)
+    config: dict = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    run: dict = field(default_factory=dict)
+    frames: int = 0
+    expected: int = 0
+    keyframes: list[KeyframeRecord] = field(default_factory=list)
+    descriptors: list[np.ndarray | None] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    gated: list[Candidate] = field(default_factory=list)
+    pairs: list[PairRecord] = field(default_factory=list)
+    latency_ms: dict[str, array] = field(default_factory=dict)
+    latency_frame: dict[str, array] = field(default_factory=dict)
+    faults: list[tuple[str, str, str]] = field(default_factory=list)
+    fault_counts: Counter = field(default_factory=Counter)
+    skipped: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    incomplete: str = ""
+    max_picture_bytes: int = 64 << 20
+    max_descriptors: int = 2000
+    max_pictures: int = 12
+
+    def __post_init__(self):
+        self._picture_bytes = 0
+        self._kept: dict[str, list[tuple]] = {"worst": [], "loops": [], "ambiguous": []}
+
+    def add_keyframe(self, record: KeyframeRecord, image: np.ndarray | None = None) -> None:
+        """Add a keyframe; ``image`` (uint8, any size) is kept as a small JPEG while there is room."""
+        if image is not None and self._picture_bytes < self.max_picture_bytes:
+            record.picture = encode_jpeg(resize_long_side(image, PICTURE_LONG_SIDE)[0])
+            self._picture_bytes += len(record.picture)
+        self.keyframes.append(record)
+        self.descriptors.append(None)
+
+    def add_descriptor(self, kf_id: int, descriptor: np.ndarray | None) -> None:
+        """Keep a keyframe's global descriptor, in fp16, for the picture of similarities."""
+        if descriptor is not None and kf_id < min(len(self.descriptors), self.max_descriptors):
+            self.descriptors[kf_id] = descriptor.astype(np.float16)
+
+    def add_pair(self, record: PairRecord, points: MatchPoints | None = None) -> None:
+        """Add an attempted pair. Its points stay while it is among the first of its group, see ``pictured``."""
+        self.pairs.append(record)
+        if record.kind != PairKind.LOOP:
+            group, rank = "worst", badness(record)
+        elif record.verified:
+            group, rank = "loops", record.num_inliers
+        elif record.status == Status.AMBIGUOUS:
+            group, rank = "ambiguous", record.num_inliers
+        else:
+            return
+        number = len(self.pairs) - 1
+        heapq.heappush(self._kept[group], (rank, -number, points or MatchPoints.none()))
+        if len(self._kept[group]) > self.max_pictures:
+            heapq.heappop(self._kept[group])
+
+    def add_latency(self, latency_ms: dict[str, float]) -> None:
+        """Wall times of the stages of the newest frame, milliseconds."""
+        for stage, value in latency_ms.items():
+            self.latency_ms.setdefault(stage, array("d")).append(value)
+            self.latency_frame.setdefault(stage, array("q")).append(self.frames)
+
+    def add_fault(self, where: str, stage: str, text: str) -> None:
+        """Count a stage that failed; the first hundred are kept in words."""
+        self.fault_counts[stage] += 1
+        if len(self.faults) < 100:
+            self.faults.append((where, stage, text))
+
+    def pictured(self, group: str) -> list[tuple[PairRecord, MatchPoints]]:
+        """Pairs with points: ``worst`` between consecutive keyframes, verified ``loops`` or ``ambiguous`` ones."""
+        return [(self.pairs[-number], points) for _, number, points in sorted(self._kept[group], reverse=True)]
+
+
+def badness(pair: PairRecord) -> float:
+    """How much a pair deserves a look: failed ones first, then by the share and number of inliers."""
+    return (0.0 if pair.verified else 10.0) - (pair.inlier_ratio or 0.0) - min(pair.num_inliers, 1000) / 1000
+
+
+def encode_jpeg(image: np.ndarray, quality: int = 80) -> bytes:
+    """JPEG of a grey or RGB uint8 image."""
+    bgr = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
