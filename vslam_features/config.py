@@ -138,6 +138,9 @@ class LoopsConfig:
     pose_gate_m: float = option(
         3.0, "With poses: loops longer than this plus the drift below are impossible; 0: no gate.", low=0.0, high=1e6
     )
+    pose_gate_deg: float = option(
+        20.0, "With poses: a loop whose rotation differs more from odometry is not confirmed.", low=0.0, high=180.0
+    )
     pose_gate_drift: float = option(0.05, "Odometry drift allowed for, metres a metre travelled.", low=0.0, high=1.0)
 
 
@@ -167,6 +170,12 @@ class Config:
         choices=("auto", "yes", "no"),
     )
     pose_type: str = option("none", "Message type of the pose topic.", choices=("none", "pose", "odometry"))
+    pose_of: str = option(
+        "camera",
+        "The pose is that of the camera (optical frame), or of a body at an unknown offset: then loops are checked "
+        "against odometry by distance and angle only.",
+        choices=("camera", "body"),
+    )
     sync: str = option(
         "exact",
         "Pair image and pose inputs by exact (interpolated) or approximate stamps.",

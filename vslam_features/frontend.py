@@ -15,6 +15,7 @@ from .keyframes import KeyframePolicy
 from .loops import LoopJudge
 from .maps.memory import MemoryMap
 from .matching.verified import VerifiedMatcher
+from .odometry_gate import OdometryGate
 from .stages import Stages
 from .types import Candidate, Features, Frame, Keyframe, Loops, Matches, PairKind, PairResult, Status, Tracked
 
@@ -50,7 +51,8 @@ class FrontEnd:
         """Forget all keyframes, as after a jump back in time."""
         self.keyframes = MemoryMap()
         self.index = registry.get("index", self.config.retrieval.index)()
-        self.loops = LoopJudge(self.config.loops, self.keyframes)
+        odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
+        self.loops = LoopJudge(self.config.loops, self.keyframes, odometry)
         self.policy.reset()
 
     def process(self, frame: Frame) -> tuple[Tracked, Loops | None]:
@@ -94,10 +96,8 @@ class FrontEnd:
             keyframe = self.keyframes.describe(keyframe.id, descriptor)
             candidates = stages.run("retrieve", self._retrieve, keyframe) or []
         possible, gated = self.loops.gate(keyframe, candidates)
-        pairs = [
-            self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id])
-            for c in possible[: self.config.loops.verify]
-        ]
+        tried = possible[: self.config.loops.verify]
+        pairs = [self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id]) for c in tried]
         pairs = self.loops.judge(keyframe, pairs)
         return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
 

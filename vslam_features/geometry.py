@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 
 from .camera import Camera
@@ -18,9 +19,11 @@ from .solvers import make_solver
 from .types import Pose, Status
 
 _HOMOGRAPHY_SLACK = 1.5  # a point's error has two components there, the distance to a line has one
+_OFF_PLANE_SHARE = 0.05  # of the inliers, off the plane, determine the pose
 _ROTATION_SHARE = 0.9  # of the homography's inliers must fit a rotation to call it one
 _SECOND_SHARE = 0.85  # of the best pose's inliers make a second pose as good
 _LINE_WIDTH = 1.5  # thresholds: narrower inliers are on a line, which determines no model
+_HALVES = 4  # of the data are searched for a second pose
 _SAME_ROTATION_DEG, _SAME_DIRECTION_DEG = 3.0, 20.0  # closer poses are one pose
 
 
@@ -35,6 +38,7 @@ class Verification:
         pose: image 0's camera in image 1's where the data determines it, else None.
         best_pose: the solver's best pose, also where it is not to be trusted
             (for measurements); None where uncalibrated.
+        hypotheses: every pose that the data allows (see ``Matches.hypotheses``).
     """
 
     inliers: np.ndarray
@@ -42,6 +46,7 @@ class Verification:
     status: Status
     pose: Pose | None = None
     best_pose: Pose | None = None
+    hypotheses: tuple[Pose, ...] = ()
 
 
 class Verifier:
@@ -79,9 +84,12 @@ class Verifier:
         kind, pose, F, inliers = self._epipolar(p0, p1, camera0, camera1, threshold, calibrated)
         plane = self.solver.homography(p0, p1, _HOMOGRAPHY_SLACK * threshold, self.config.seed)
         best_pose = pose
+        hypotheses = (pose,) if pose is not None else ()
         if plane is not None and self._plane_explains(p0, p1, F, inliers, *plane, threshold, calibrated):
             kind, inliers = "homography", plane[1]
-            pose = _rotation(p0, p1, camera0, camera1, inliers, threshold) if calibrated else None
+            if calibrated:
+                pose = _rotation(p0, p1, camera0, camera1, inliers, threshold)
+                hypotheses = (pose,) if pose is not None else _plane_poses(p0[inliers], camera0, camera1, plane[0])
         full = none.copy()
         if inliers is not None:
             full[valid] = inliers
@@ -93,9 +101,10 @@ class Verifier:
         if min(_width(kept0), _width(kept1)) < _LINE_WIDTH * threshold:
             return Verification(full, kind, Status.DEGENERATE, None, best_pose)
         if kind == "essential" and self.config.check_degenerate:
-            if self._second_pose(p0, p1, camera0, camera1, threshold, pose, n):
-                return Verification(full, kind, Status.DEGENERATE, None, best_pose)
-        return Verification(full, kind, Status.OK, pose, best_pose)
+            second = self._second_pose(p0, p1, camera0, camera1, threshold, pose, n)
+            if second is not None:
+                return Verification(full, kind, Status.DEGENERATE, None, best_pose, (pose, second))
+        return Verification(full, kind, Status.OK, pose, best_pose, hypotheses)
 
     def _epipolar(self, p0, p1, camera0, camera1, threshold, calibrated):
         if calibrated:
@@ -108,9 +117,12 @@ class Verifier:
         return ("fundamental", None, *found) if found is not None else (None, None, None, None)
 
     def _plane_explains(self, p0, p1, F, inliers, H, plane_inliers, threshold, calibrated) -> bool:
-        """True where GRIC prefers the homography over the epipolar model."""
+        """True where GRIC prefers the homography, and too little lies off the plane to determine more."""
         if F is None:
             return True
+        off_plane = inliers & (homography_error(H, p0, p1) > (_HOMOGRAPHY_SLACK * threshold) ** 2)
+        if off_plane.sum() >= max(self.config.min_inliers, _OFF_PLANE_SHARE * inliers.sum()):
+            return False
         either = inliers | plane_inliers
         sigma2 = (threshold / 1.96) ** 2  # the threshold holds 95 % of a distance to a line
         with_plane = gric(homography_error(H, p0[either], p1[either]), sigma2, dimension=2, parameters=8)
@@ -118,16 +130,24 @@ class Verifier:
         without = gric(sampson_error(F, p0[either], p1[either]), sigma2, dimension=3, parameters=parameters)
         return with_plane < without
 
-    def _second_pose(self, p0, p1, camera0, camera1, threshold, pose: Pose, best: int) -> bool:
-        """True where another start of the solver finds a different pose that explains the data as well."""
-        for offset in (1, 2):
-            found = self.solver.essential(p0, p1, camera0.K, camera1.K, threshold, self.config.seed + offset)
-            if found is None or found[1].sum() < _SECOND_SHARE * best:
+    def _second_pose(self, p0, p1, camera0, camera1, threshold, pose: Pose, best: int) -> Pose | None:
+        """A different pose that explains the data as well, or None.
+
+        Solvers return the best pose however small its lead is, whatever the
+        seed. Half of the data at random shifts the lead: where it was one of
+        chance, some half prefers the other pose.
+        """
+        for offset in range(1, _HALVES + 1):
+            half = np.random.default_rng([self.config.seed, offset]).permutation(len(p0))[: len(p0) // 2]
+            found = self.solver.essential(p0[half], p1[half], camera0.K, camera1.K, threshold, self.config.seed)
+            if found is None:
                 continue
             rotation, direction = pose_difference_deg(pose, found[0])
             if rotation > _SAME_ROTATION_DEG or direction > _SAME_DIRECTION_DEG:
-                return True
-        return False
+                error = sampson_error(fundamental_of(found[0], camera0.K, camera1.K), p0, p1)
+                if (error <= threshold**2).sum() >= _SECOND_SHARE * best:
+                    return found[0]
+        return None
 
 
 def fundamental_of(pose: Pose, K0: np.ndarray, K1: np.ndarray) -> np.ndarray:
@@ -197,6 +217,18 @@ def _rotation(p0, p1, camera0, camera1, inliers, threshold) -> Pose | None:
     if (error <= (_HOMOGRAPHY_SLACK * threshold) ** 2 / 2).mean() < _ROTATION_SHARE:
         return None
     return Pose(R, np.zeros(3), scale_known=False)
+
+
+def _plane_poses(p0, camera0: Camera, camera1: Camera, H: np.ndarray) -> tuple[Pose, ...]:
+    """The poses, two as a rule, that a plane seen in both images allows (Malis and Vargas, INRIA RR-6303)."""
+    normalised = np.linalg.inv(camera1.K) @ H @ camera0.K
+    _, rotations, translations, normals = cv2.decomposeHomographyMat(normalised, np.eye(3))
+    rays, out = _bearings(p0, camera0.K), []
+    for R, t, n in zip(rotations, translations, normals):
+        in_front, length = (rays @ n > 0).mean() > 0.5, np.linalg.norm(t)
+        if in_front and length > 0:
+            out.append(Pose(R, t / length, scale_known=False))
+    return tuple(out)
 
 
 def _bearings(points: np.ndarray, K: np.ndarray) -> np.ndarray:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 
-import numpy as np
-
 from .config import LoopsConfig
 from .maps.memory import MemoryMap
+from .odometry_gate import OdometryGate
 from .types import Candidate, Keyframe, PairResult, Pose, Status
 
 
 class LoopJudge:
     """Tells loops from look-alike places.
 
-    With poses, candidates that odometry makes impossible are not tried.
-    Without, a loop is ``ambiguous`` until several of the last keyframes agree
-    on the place. Either way it is ambiguous while a *different* place verifies
-    about as well.
+    With poses, candidates that odometry makes impossible are not tried, and
+    a loop whose relative pose contradicts it is ``ambiguous``. Without, a loop
+    is ambiguous until several of the last keyframes agree on the place. Either
+    way it is ambiguous while a *different* place verifies about as well.
     """
 
-    def __init__(self, config: LoopsConfig, keyframes: MemoryMap):
+    def __init__(self, config: LoopsConfig, keyframes: MemoryMap, odometry: OdometryGate):
         self.config = config
         self.keyframes = keyframes
+        self.odometry = odometry
         self._confirmed: list[tuple[int, int]] = []
         self._recent: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=config.consensus_window)
 
@@ -31,12 +31,13 @@ class LoopJudge:
         """Split candidates into possible and impossible ones, by the poses where both have one."""
         possible, impossible = [], []
         for c in candidates:
-            (possible if self._possible(keyframe, self.keyframes[c.ref_kf_id]) else impossible).append(c)
+            allowed = self.odometry.possible(keyframe, self.keyframes[c.ref_kf_id])
+            (possible if allowed else impossible).append(c)
         return possible, impossible
 
     def judge(self, keyframe: Keyframe, pairs: list[PairResult]) -> list[PairResult]:
         """The attempted pairs of one keyframe with their final status. Call once a keyframe, in order."""
-        pairs = [self._enough(p) for p in pairs]
+        pairs = [self._plausible(keyframe, p) for p in pairs]
         verified = [p for p in pairs if p.matches.verified]
         self._recent.append((keyframe.id, tuple(p.ref_kf_id for p in verified)))
         best = max(verified, key=lambda p: p.matches.num_inliers, default=None)
@@ -53,16 +54,19 @@ class LoopJudge:
         if abs(a - b) <= r:
             return True
         first, second = self.keyframes[a], self.keyframes[b]
-        if self.config.pose_gate_m and Pose.comparable(first.pose, second.pose):
-            return self._possible(first, second)
+        if self.odometry.applies(first, second):
+            return self.odometry.possible(first, second)
         return any(
             (abs(a - i) <= r and abs(b - j) <= r) or (abs(a - j) <= r and abs(b - i) <= r) for i, j in self._confirmed
         )
 
-    def _enough(self, pair: PairResult) -> PairResult:
-        if pair.matches.verified and pair.matches.num_inliers < self.config.min_inliers:
+    def _plausible(self, keyframe: Keyframe, pair: PairResult) -> PairResult:
+        if not pair.matches.verified:
+            return pair
+        if pair.matches.num_inliers < self.config.min_inliers:
             return _with_status(pair, Status.TOO_FEW_INLIERS, f"a loop needs {self.config.min_inliers} inliers")
-        return pair
+        reason = self.odometry.disagreement(keyframe, self.keyframes[pair.ref_kf_id], pair.matches)
+        return _with_status(pair, Status.AMBIGUOUS, reason) if reason else pair
 
     def _decide(self, keyframe: Keyframe, pair: PairResult, best: PairResult, verified: list[PairResult]) -> PairResult:
         level = self.config.ambiguity_ratio * best.matches.num_inliers
@@ -81,12 +85,6 @@ class LoopJudge:
     def _agreeing(self, ref_kf_id: int) -> int:
         r = self.config.place_radius
         return sum(any(abs(ref - ref_kf_id) <= r for ref in refs) for _, refs in self._recent)
-
-    def _possible(self, a: Keyframe, b: Keyframe) -> bool:
-        if not self.config.pose_gate_m or not Pose.comparable(a.pose, b.pose):
-            return True
-        allowed = self.config.pose_gate_m + self.config.pose_gate_drift * self.keyframes.travelled(a.id, b.id)
-        return float(np.linalg.norm(a.pose.t - b.pose.t)) <= allowed
 
 
 def _with_status(pair: PairResult, status: Status, detail: str) -> PairResult:

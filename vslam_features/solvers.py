@@ -61,7 +61,7 @@ class PoseLib(Solver):
         c = self.config
         return {
             "max_iterations": c.max_iterations,
-            "min_iterations": min(50, c.max_iterations),
+            "min_iterations": min(100, c.max_iterations),
             "success_prob": c.confidence,
             "seed": seed,
             **thresholds,

@@ -189,6 +189,9 @@ class Matches:
         covisibility: in [0, 1], None where the matcher has none.
         stopped_after_layer: of an early-stopped matcher, else 0.
         pose: image 0's camera in image 1's, None where not determined.
+        hypotheses: poses that the data allows: ``pose`` alone where it is
+            determined, several for planes and degenerate pairs, none where
+            uncalibrated.
         model: geometric model that explains the inliers: ``essential``,
             ``fundamental``, ``homography`` or None.
         elapsed_ms: matching and verification, wall time.
@@ -206,6 +209,7 @@ class Matches:
     covisibility: float | None = None
     stopped_after_layer: int = 0
     pose: Pose | None = None
+    hypotheses: tuple[Pose, ...] = ()
     model: str | None = None
     elapsed_ms: float = 0.0
     runtime: str = ""
