@@ -74,9 +74,8 @@ def from_cloud(cloud: PointCloud2, dtype: np.dtype) -> np.ndarray:
         formats.append((">" if cloud.is_bigendian else "<") + wanted)
         offsets.append(field.offset)
     height, width, row_step = cloud.height, cloud.width, cloud.row_step
-    out = np.empty(height * width, dtype.newbyteorder("="))
-    if out.size == 0:
-        return out
+    if height * width == 0:
+        return np.empty(0, dtype.newbyteorder("="))
     needed = row_step * (height - 1) + cloud.point_step * width
     if (height > 1 and row_step < cloud.point_step * width) or len(cloud.data) < needed:
         raise DataError(
@@ -85,6 +84,7 @@ def from_cloud(cloud: PointCloud2, dtype: np.dtype) -> np.ndarray:
         )
     source = np.dtype({"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": cloud.point_step})
     rows = np.ndarray((height, width), source, cloud.data, strides=(row_step, cloud.point_step))
+    out = np.empty(height * width, dtype.newbyteorder("="))
     for name in dtype.names:
         out[name] = rows[name].ravel()
     return out

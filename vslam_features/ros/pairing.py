@@ -146,7 +146,7 @@ class Pairing:
     def flush(self) -> None:
         """Pass on what waits, as it is."""
         while self._pending:
-            self._pass_on()
+            self._pass_on(waited=False)
 
     def forget_gap(self) -> None:
         """The next image follows an intended pause: its distance to the last is no loss."""
@@ -154,23 +154,22 @@ class Pairing:
 
     def release(self) -> None:
         """Pass on the images that are complete or have waited long enough. Call it every few 10 ms, too."""
-        while self._pending and (
-            self._complete(self._pending[0])
-            or self._clock() >= self._pending[0].deadline
-            or len(self._pending) > MAX_PENDING
-        ):
-            self._pass_on()
+        while self._pending:
+            waited = self._clock() >= self._pending[0].deadline
+            if not (waited or len(self._pending) > MAX_PENDING or self._complete(self._pending[0])):
+                break
+            self._pass_on(waited)
 
     def _complete(self, p: _Pending) -> bool:
         if self._info.waiting and p.stamp_ns not in self._infos:
             return False
         return self._poses is None or not self._pose.waiting or self._poses.look(p.stamp_ns)[0]
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, waited: bool) -> None:
         p = self._pending.popleft()
         info = self._infos.get(p.stamp_ns)
         if info is None:
-            self._info.waiting = False
+            self._info.waiting &= not waited
             info = self._latest_info
             self.counts.info_missing += info is None
             self.counts.info_inexact += info is not None
@@ -178,7 +177,7 @@ class Pairing:
         pose = None
         if self._poses is not None:
             known, pose = self._poses.look(p.stamp_ns)
-            self._pose.waiting = self._pose.waiting and known
+            self._pose.waiting &= known or not waited
             self.counts.pose_missing += pose is None
         self._emit(Input(self.session, p.stamp_ns, p.image, info, pose))
 

@@ -101,6 +101,7 @@ class ApproximatePoses:
         if self._jumped:  # the poses came back first: what is there belongs to the new session
             self._jumped = False
         else:
+            self._newest = None
             self._renew()
 
     def _renew(self) -> None:

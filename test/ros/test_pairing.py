@@ -1,0 +1,242 @@
+"""Pairing, slot and workers, in process and without time passing."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from geometry_msgs.msg import PoseStamped
+
+from vslam_features.errors import PluginError
+from vslam_features.ros.messages import header, stamp_of
+from vslam_features.ros.pairing import Pairing
+from vslam_features.ros.poses import ApproximatePoses, InterpolatedPoses
+from vslam_features.ros.slot import Slot
+from vslam_features.ros.workers import Worker
+
+MS = 1_000_000
+
+
+class Bench:
+    """A pairing with a clock that the test moves."""
+
+    def __init__(self, poses=None):
+        self.now, self.out = 0.0, []
+        self.pairing = Pairing(self.out.append, poses, wait_s=0.5, clock=lambda: self.now)
+
+    def image(self, ms):
+        self.pairing.add_image(ms * MS, f"image {ms}")
+
+    def info(self, ms):
+        self.pairing.add_info(ms * MS, f"info {ms}")
+
+    def pose(self, ms, x):
+        self.pairing.add_pose(ms * MS, pose(ms, x))
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.pairing.release()
+
+    @property
+    def pairs(self):
+        return [(item.image, item.info) for item in self.out]
+
+
+def pose(ms, x=0.0):
+    message = PoseStamped(header=header(ms * MS, "odom"))
+    message.pose.position.x, message.pose.orientation.w = float(x), 1.0
+    return message
+
+
+@pytest.mark.parametrize("info_first", [True, False])
+def test_exact_stamps_pair_in_either_order(info_first):
+    b = Bench()
+    for ms in (0, 100, 200):
+        for add in (b.info, b.image) if info_first else (b.image, b.info):
+            add(ms)
+    assert b.pairs == [(f"image {ms}", f"info {ms}") for ms in (0, 100, 200)]
+
+
+def test_without_camera_info_one_image_waits_once():
+    b = Bench()
+    b.image(0)
+    assert not b.out
+    b.wait(0.5)
+    b.image(100)
+    assert b.pairs == [("image 0", None), ("image 100", None)]
+    b.info(250)  # at other stamps: the latest is taken, and nothing waits
+    b.image(300)
+    assert b.pairs[-1] == ("image 300", "info 250")
+    b.info(300)  # late, but exact: it pays to wait again
+    b.image(400)
+    assert len(b.out) == 3
+    b.info(400)
+    assert b.pairs[-1] == ("image 400", "info 400")
+    assert (b.pairing.counts.info_missing, b.pairing.counts.info_inexact) == (2, 1)
+
+
+def test_pose_is_interpolated_and_waited_for():
+    b = Bench(InterpolatedPoses())
+    b.info(100), b.pose(50, 0.0), b.image(100)
+    assert not b.out
+    b.pose(150, 1.0)
+    assert b.out[0].pose.t[0] == pytest.approx(0.5)
+
+
+def test_late_poses_cost_a_wait_not_the_image():
+    b = Bench(InterpolatedPoses())
+    b.info(0), b.image(0)
+    b.wait(0.4)
+    assert not b.out
+    b.wait(0.1)
+    assert b.out[0].pose is None and b.pairing.counts.pose_missing == 1
+
+
+def test_a_jump_back_begins_a_session_and_bad_order_does_not():
+    b = Bench()
+    for ms in (0, 1000, 900, 1000, 2000, 0, 1000):
+        b.info(ms), b.image(ms)
+    assert [item.session for item in b.out] == [0, 0, 0, 1, 1]
+    assert (b.pairing.counts.out_of_order, b.pairing.counts.jumps, b.pairing.counts.received) == (2, 1, 7)
+
+
+def test_what_waits_at_a_jump_goes_on_with_its_session():
+    b = Bench()
+    b.image(5000), b.image(0)
+    assert [(item.image, item.session) for item in b.out] == [("image 5000", 0)]
+    b.info(0)
+    assert (b.out[1].image, b.out[1].session, b.out[1].info) == ("image 0", 1, "info 0")
+
+
+def test_queues_are_bounded():
+    b = Bench()
+    for i in range(1000):
+        b.image(10 * i)
+    assert b.pairing.pending <= 32 and len(b.out) + b.pairing.pending == 1000
+    for i in range(1000):
+        b.info(10 * i + 5)
+    assert len(b.pairing._infos) <= 64
+
+
+def test_missing_images_are_estimated_from_the_period():
+    b = Bench()
+    for i in (0, 1, 2, 3, 4, 5, 6, 9, 10, 11, 13):  # 7, 8 and 12 are missing
+        b.image(33 * i)
+    assert b.pairing.counts.missing == 3
+    b.pairing.forget_gap()
+    b.image(10_000)
+    assert b.pairing.counts.missing == 3
+
+
+# -- sync: approximate ---------------------------------------------------------------------
+
+
+def test_missing_message_filters_names_the_package(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "message_filters", None)
+    with pytest.raises(PluginError, match="ros-.ROS_DISTRO-message-filters"):
+        ApproximatePoses(0.02)
+
+
+def image(ms):
+    return SimpleNamespace(header=header(ms * MS, "cam"))
+
+
+def test_approximate_stamps_pair_also_after_jumps_and_faults():
+    pytest.importorskip("message_filters")
+    out, now = [], [0.0]
+    poses = ApproximatePoses(0.02, queue_size=8)
+    pairing = Pairing(out.append, poses, clock=lambda: now[0])
+
+    def play(offset):
+        for ms in range(0, 2000, 100):
+            m, p = image(ms), pose(ms + offset, ms)
+            pairing.add_info(stamp_of(m), "info"), pairing.add_image(stamp_of(m), m), pairing.add_pose(stamp_of(p), p)
+
+    for _ in range(3):  # the plain synchroniser never matches again after the first jump back
+        out.clear()
+        play(5)
+        assert [item.pose.t[0] for item in out] == list(range(0, 2000, 100))
+    out.clear()
+    play(50)  # out of reach: every image goes on without a pose
+    now[0] += 1
+    pairing.release()
+    assert len(out) == 20 and all(item.pose is None for item in out)
+
+    def broken(*_):
+        raise ValueError("inside")
+
+    poses._matched, matched = broken, poses._matched
+    poses._renew()
+    with pytest.raises(ValueError):
+        play(5)
+    poses._matched = matched
+    poses._renew()
+    out.clear()
+    play(5)
+    assert sum(item.pose is not None for item in out) >= 18
+
+
+# -- slot and workers ----------------------------------------------------------------------
+
+
+def test_slot_keeps_the_newest_and_counts():
+    slot = Slot()
+    for i in range(5):
+        slot.put(i)
+    assert slot.take() == 4
+    slot.put(5), slot.put("command", counted=False)
+    c = slot.counts
+    assert (c.received, c.processed, c.dropped, c.waiting) == (6, 0, 5, 1)
+    slot.done()
+    assert slot.take() == "command"
+    slot.done(), slot.close()
+    c = slot.counts
+    assert slot.take() is None and (c.received, c.processed, c.dropped, c.waiting) == (6, 1, 5, 0)
+
+
+def test_worker_survives_exceptions_and_stops():
+    slot, done, errors = Slot(10), [], []
+
+    def work(item):
+        if item == 1:
+            raise ValueError("one")
+        done.append(item)
+
+    worker = Worker("test", slot, work, errors.append, niceness=1)
+    worker.start()
+    for i in range(4):
+        slot.put(i)
+    assert slot.wait_idle()
+    worker.stop(), worker.stop()
+    assert done == [0, 2, 3] and [str(e) for e in errors] == ["one"]
+    assert slot.counts.processed == 4
+    worker.start()
+    slot.put(9)
+    slot.wait_idle()
+    worker.stop()
+    assert done[-1] == 9
+
+
+def test_counts_balance_under_load():
+    slot, stop = Slot(), threading.Event()
+    worker = Worker("test", slot, lambda item: None, lambda error: None)
+    worker.start()
+    bad = []
+
+    def watch():
+        while not stop.is_set():
+            c = slot.counts
+            if c.received != c.processed + c.dropped + c.waiting:
+                bad.append(c)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for i in range(5000):
+        slot.put(i)
+    slot.wait_idle()
+    stop.set()
+    watcher.join()
+    worker.stop()
+    assert not bad and slot.counts.received == 5000
