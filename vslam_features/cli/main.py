@@ -91,12 +91,12 @@ class _Brief(logging.Formatter):
         return f"{text}: {type(error).__name__}: {error}" if error else text
 
 
+class _Handler(logging.StreamHandler):
+    """Ours, so that a second call replaces it and no other."""
+
+
 def _log_to_stderr(debug: bool) -> None:
-    handler = logging.StreamHandler()
+    handler, root = _Handler(), logging.getLogger()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s") if debug else _Brief())
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        if isinstance(old.formatter, _Brief) or getattr(old, "vslam_features", False):
-            root.removeHandler(old)
-    handler.vslam_features = True
+    root.handlers = [h for h in root.handlers if not isinstance(h, _Handler)]
     root.addHandler(handler)

@@ -1,0 +1,255 @@
+"""The command line: every verb, its exit codes, its JSON, its errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from bag_helpers import stream, texture, write
+from skimage import data as skimage_data
+
+from vslam_features.cli.common import read_camera
+from vslam_features.cli.main import COMMANDS, main
+from vslam_features.errors import CameraError
+
+MATCH_KEYS = {
+    "status", "num_keypoints0", "num_keypoints1", "num_matches", "num_inliers", "covisibility", "features", "matcher",
+    "runtime", "elapsed_ms",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Files: black, two unrelated pictures, and one seen from a little to the left."""
+    folder = tmp_path_factory.mktemp("images")
+    chelsea, coins = skimage_data.chelsea(), skimage_data.coins()
+    cv2.imwrite(str(folder / "black.png"), np.zeros((240, 320), np.uint8))
+    cv2.imwrite(str(folder / "cat.png"), chelsea[:, :400, ::-1])
+    cv2.imwrite(str(folder / "cat2.png"), chelsea[:, 30:430, ::-1])
+    cv2.imwrite(str(folder / "coins.png"), coins)
+    return folder
+
+
+def run_json(capsys, *argv):
+    code = main([str(a) for a in argv])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "a, b, statuses",
+    [("black", "cat", {"no_keypoints"}), ("black", "black", {"no_keypoints"}), ("cat", "cat", {"ok"}),
+     ("cat", "cat2", {"ok"}), ("cat", "coins", {"no_matches", "too_few_inliers"})],
+)  # fmt: skip
+@pytest.mark.parametrize("features", ["sift", "orb"])
+def test_match_says_why(images, capsys, a, b, statuses, features):
+    code, r = run_json(capsys, "match", images / f"{a}.png", images / f"{b}.png", "--json", "--features", features)
+    assert code == 0 and r["status"] in statuses and MATCH_KEYS <= set(r)
+    assert r["covisibility"] is None and r["features"] == features and r["matcher"] == "nearest"
+    assert r["num_inliers"] <= r["num_matches"] <= min(r["num_keypoints0"], r["num_keypoints1"])
+    assert (r["num_inliers"] > 100) == (r["status"] == "ok") and r["elapsed_ms"] > 0
+
+
+def test_match_draws_and_prints(images, tmp_path, capsys):
+    for name in ("m.png", "m.jpg"):
+        assert main(["match", str(images / "cat.png"), str(images / "coins.png"), "--viz", str(tmp_path / name)]) == 0
+        assert cv2.imread(str(tmp_path / name)).shape[1] > 700
+    out = capsys.readouterr().out
+    assert "inliers of" in out and "m.jpg" in out and "400x300" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.jpg", "m.png"]
+
+
+def test_match_takes_a_camera_as_numbers_or_file(images, tmp_path, capsys):
+    pair = [images / "cat.png", images / "cat2.png", "--json"]
+    _, r = run_json(capsys, "match", *pair, "--camera", "400,400,200,150")
+    assert r["status"] in ("ok", "degenerate")
+    file = tmp_path / "camera.yaml"
+    file.write_text("image_width: 400\nimage_height: 300\ncamera_matrix: {data: [400,0,200,0,400,150,0,0,1]}\n")
+    _, from_file = run_json(capsys, "match", *pair, "--camera", file)
+    assert from_file["num_inliers"] == r["num_inliers"] and from_file["pose"] == r["pose"]
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "a,b,c,d", "missing.yaml"])
+def test_a_wrong_camera_says_what_is_expected(text):
+    with pytest.raises(CameraError, match="--camera"):
+        read_camera(text)
+
+
+def failing(capsys, *argv):
+    code = main([str(a) for a in argv])
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return code, captured.err
+
+
+def test_errors_are_one_message_with_the_next_step(images, tmp_path, capsys):
+    a, b = images / "cat.png", images / "coins.png"
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    for argv, words in [
+        (["match", a, tmp_path / "none.png"], ["none.png", "No such file"]),
+        (["match", a, tmp_path / "bad.png"], ["bad.png"]),
+        (["match", a, b, "--viz", tmp_path / "no" / "m.png"], ["no", "make it first"]),
+        (["match", a, b, "--viz", tmp_path / "m.gif"], [".png"]),
+        (["match", a, b, "--features", "nope"], ["nope", "sift", "orb"]),
+        (["match", a, b, "--set", "matcher.options.ratio=7"], ["matcher.options.ratio", "7"]),
+        (["match", a, b, "--set", "nothing"], ["NAME=VALUE"]),
+        (["match", a, b, "--set", "no.such=1"], ["no.such"]),
+        (["match", a, b, "--config", tmp_path / "bad.yaml"], ["bad.yaml"]),
+        (["replay", tmp_path / "none"], ["none", "no such file or folder"]),
+        (["replay", images, "--loop-matrix", tmp_path / "none.png", "--out", tmp_path / "o"], ["none.png"]),
+    ]:
+        code, err = failing(capsys, *argv)
+        assert code == 1 and err.startswith("error: ") and all(w in err for w in words), err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused(images, tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    code, err = failing(capsys, "match", images / "cat.png", images / "cat.png", "--viz", tmp_path / "m.png")
+    assert code == 1 and "cannot be written" in err
+
+
+def test_debug_shows_the_traceback_before_or_after_the_verb(tmp_path, capsys):
+    for argv in (["--debug", "replay", str(tmp_path / "x")], ["replay", str(tmp_path / "x"), "--debug"]):
+        assert main(argv) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_is_named_as_one(images, capsys, monkeypatch):
+    monkeypatch.setattr("vslam_features.cli.match.load_config", lambda args: 1 / 0)
+    code, err = failing(capsys, "match", images / "cat.png", images / "cat.png")
+    assert code == 70 and "ZeroDivisionError" in err and "--debug" in err
+
+
+def test_interrupt_is_130(images, capsys, monkeypatch):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vslam_features.cli.match.load_config", stop)
+    assert failing(capsys, "match", images / "cat.png", images / "cat.png")[0] == 130
+
+
+# -- replay ------------------------------------------------------------------------------------
+
+
+def test_replay_of_a_folder_writes_metrics_and_report(images, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["replay", str(images), "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    m = json.loads((out / "metrics.json").read_text())
+    assert m["frames"] == m["keyframes"] == 4 and m["provenance"]["config"]["retrieval"]["exclude_frames"] == 10
+    assert "report.html" in captured.out and "4 of 4" in captured.out and "img" in captured.err
+    assert sorted(p.name for p in out.iterdir()) == ["metrics.json", "report.html"]
+
+
+def test_replay_options_reach_the_run(images, tmp_path, capsys):
+    code, m = run_json(capsys, "replay", images, "--out", tmp_path / "o", "--json", "--no-report", "--max-frames", "3",
+                       "--rate", "100", "--fps", "20", "--set", "retrieval.exclude_frames=1")  # fmt: skip
+    assert code == 0 and m["frames"] == 3 and m["provenance"]["run"]["rate"] == 100
+    assert m["provenance"]["source"]["fps"] == 20 and m["loops"]["candidates"] > 0
+    assert m == json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["metrics.json"]
+
+
+def test_replay_of_a_config_file_keeps_what_it_sets(images, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("/**:\n  ros__parameters:\n    retrieval: {exclude_s: 10.0}\n")
+    _, m = run_json(capsys, "replay", images, "--out", tmp_path / "o", "--json", "--config", tmp_path / "c.yaml")
+    config = m["provenance"]["config"]["retrieval"]
+    assert config["exclude_s"] == 10.0 and config["exclude_frames"] == 10
+
+
+def test_a_partial_read_writes_everything_and_exits_1(tmp_path, capsys):
+    bag = write(tmp_path / "bag", stream(40))
+    file = bag / "bag.mcap"
+    file.write_bytes(file.read_bytes()[:-40_000])
+    out = tmp_path / "out"
+    assert main(["replay", str(bag), "--out", str(out)]) == 1
+    captured = capsys.readouterr()
+    assert "not read whole" in captured.err and "Partial" in captured.out
+    assert not json.loads((out / "metrics.json").read_text())["input"]["complete"] and (out / "report.html").exists()
+
+
+def test_an_unreadable_image_makes_it_partial_and_none_at_all_an_error(tmp_path, capsys):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(b"x")
+    assert main(["replay", str(folder), "--out", str(tmp_path / "o")]) == 1
+    assert "no image was processed" in capsys.readouterr().err
+    cv2.imwrite(str(folder / "2.png"), texture(1, 100, 100))
+    assert main(["replay", str(folder), "--out", str(tmp_path / "o")]) == 1
+    captured = capsys.readouterr()
+    assert "1 x unreadable image" in captured.err and "1 x unreadable image" in captured.out
+
+
+def test_faults_exit_3(images, tmp_path, capsys, monkeypatch):
+    from vslam_features.retrieval.vlad import Vlad
+
+    def broken(*_):
+        raise ValueError("broken on purpose")
+
+    monkeypatch.setattr(Vlad, "describe", broken)
+    assert main(["replay", str(images), "--out", str(tmp_path / "o")]) == 3
+    captured = capsys.readouterr()
+    assert "4 faults in global" in captured.err and "Traceback" not in captured.err
+
+
+def test_several_image_topics_are_listed(tmp_path, capsys):
+    from bag_helpers import T0, Messages
+
+    bag = write(tmp_path / "bag", stream(2) + [("/b/image", T0, Messages().image(T0, texture()))])
+    code, err = failing(capsys, "replay", bag, "--out", tmp_path / "o")
+    assert code == 1 and "--image-topic" in err and "/b/image" in err and not (tmp_path / "o").exists()
+
+
+# -- doctor and the rest -----------------------------------------------------------------------------
+
+
+def test_doctor(capsys):
+    code, r = run_json(capsys, "doctor", "--json")
+    states = {c["state"] for c in r["checks"]}
+    assert states <= {"OK", "WARN", "FAIL"} and code == (r["state"] == "FAIL")
+    names = {c["name"]: c for c in r["checks"]}
+    assert {"python", "numpy", "opencv", "poselib", "codebooks", "self test", "state", "machine"} <= set(names)
+    assert names["self test"]["state"] == "OK" and names["codebooks"]["state"] == "OK"
+    assert all(c["fix"] for c in r["checks"] if c["state"] != "OK")
+
+
+def test_doctor_fails_where_it_must(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert main(["doctor"]) == 1
+    assert "XDG_STATE_HOME" in capsys.readouterr().out
+
+
+def test_doctor_survives_a_broken_check(capsys, monkeypatch):
+    from vslam_features.cli import doctor
+
+    monkeypatch.setitem(doctor._CHECKS, "numpy", lambda: 1 / 0)
+    assert main(["doctor"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["", "match", "replay", "doctor"])
+def test_every_help_has_an_example(verb, capsys):
+    assert main([*([verb] if verb else []), "--help"]) == 0
+    assert "example: vslam-features" in capsys.readouterr().out
+
+
+def test_wrong_usage_is_2(capsys):
+    assert main([]) == 2 and main(["nope"]) == 2 and main(["match"]) == 2
+    assert main(["replay", "x", "--rate", "-1"]) == 2
+    assert "match" in COMMANDS and "usage" in capsys.readouterr().err
+
+
+def test_as_a_process(images, tmp_path):
+    command = [sys.executable, "-m", "vslam_features"]
+    done = subprocess.run([*command, "match", images / "cat.png", images / "cat2.png", "--json"], capture_output=True)
+    assert done.returncode == 0 and json.loads(done.stdout)["status"] == "ok" and done.stderr == b""
+    done = subprocess.run([*command, "replay", tmp_path / "none"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    # A reader that leaves early is no error to complain about.
+    text = f"{sys.executable} -m vslam_features match {images}/cat.png {images}/cat2.png | true"
+    assert subprocess.run(text, shell=True, capture_output=True).stderr == b""
