@@ -353,7 +353,7 @@ def _check_value(name: str, value, kind: type, meta, problems: list[str]):
         try:
             value = float(value)  # also of a numpy scalar
         except OverflowError:
-            value = math.copysign(math.inf, value)
+            value = math.inf if value > 0 else -math.inf
     choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
     if isinstance(value, bool) and "yes" in choices:
         value = "yes" if value else "no"  # YAML 1.1 reads a bare yes as true
