@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 def domain(tmp_path, monkeypatch):
     """A fresh ROS_DOMAIN_ID; the environment of this process and of its children is set for it."""
     pytest.importorskip("rclpy")
-    from helpers import environment
+    from ros_helpers import environment
 
     number = 1 + (7 * os.getpid() + next(_count)) % 100  # above 101 ports collide with ephemeral ones
     for name, value in environment(number, tmp_path / "log").items():
