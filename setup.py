@@ -51,6 +51,7 @@ setup(
             "vslam-features = vslam_features.cli.main:main",
             "frontend_node = vslam_features.ros.frontend_node:main",
             "player_node = vslam_features.ros.player_node:main",
+            "recorder_node = vslam_features.ros.recorder_node:main",
         ],
     },
 )

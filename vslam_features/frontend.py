@@ -19,6 +19,8 @@ from .odometry_gate import OdometryGate
 from .stages import Stages
 from .types import Candidate, Features, Frame, Keyframe, Loops, Matches, PairKind, PairResult, Status, Tracked
 
+_GATED_FACTOR = 4
+
 
 class FrontEnd:
     """Features, keyframes, matches and loop candidates of an image stream.
@@ -96,7 +98,9 @@ class FrontEnd:
             keyframe = self.keyframes.describe(keyframe.id, descriptor)
             candidates = stages.run("retrieve", self._retrieve, keyframe) or []
         possible, gated = self.loops.gate(keyframe, candidates)
-        tried = possible[: self.config.loops.verify]
+        tried, top_k = possible[: self.config.loops.verify], self.config.retrieval.top_k
+        candidates = [c for c in candidates if c.rank < top_k or c in tried]
+        gated = [c for c in gated if c.rank < top_k]
         pairs = [self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id]) for c in tried]
         pairs = self.loops.judge(keyframe, pairs)
         return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
@@ -121,7 +125,9 @@ class FrontEnd:
         newest = self.keyframes.newest_older_than(keyframe, r.exclude_s, r.exclude_frames)
         seen = bool(np.any(keyframe.global_descriptor))  # a blank image looks like nothing
         self.index.add(keyframe.id, keyframe.global_descriptor)  # first, so that a failed search costs no more
-        ids, similarity = self.index.search(keyframe.global_descriptor, r.top_k, newest if seen else -1)
+        # With a pose some are gated: places further down the list then take their turn.
+        k = r.top_k if keyframe.pose is None else _GATED_FACTOR * r.top_k
+        ids, similarity = self.index.search(keyframe.global_descriptor, k, newest if seen else -1)
         keep = similarity >= r.min_similarity
         ids, similarity = [int(i) for i in ids[keep]], similarity[keep]
         out = []

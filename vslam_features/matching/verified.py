@@ -55,5 +55,13 @@ class VerifiedMatcher:
             features0.keypoints[found.pairs[:, 0]], features1.keypoints[found.pairs[:, 1]], camera0, camera1, scale
         )
         return Matches(
-            found.pairs, found.scores, v.inliers, v.status, pose=v.pose, hypotheses=v.hypotheses, model=v.model, elapsed_ms=elapsed(), **extra
+            found.pairs,
+            found.scores,
+            v.inliers,
+            v.status,
+            pose=v.pose,
+            hypotheses=v.hypotheses,
+            model=v.model,
+            elapsed_ms=elapsed(),
+            **extra,
         )

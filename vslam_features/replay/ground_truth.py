@@ -61,7 +61,7 @@ class GroundTruth:
             )
         return i
 
-    def is_true(self, stamp_ns: int, ref_stamp_ns: int, min_covisibility: float = 0.05) -> bool:
+    def is_true(self, stamp_ns: int, ref_stamp_ns: int, min_covisibility: float = 0.01) -> bool:
         """Whether a reported pair of frames, by their stamps, sees the same place; a loop that does not is false."""
         return bool(self.covisibility[self.index(stamp_ns), self.index(ref_stamp_ns)] >= min_covisibility)
 

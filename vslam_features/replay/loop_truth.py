@@ -48,7 +48,7 @@ class LoopTruth:
             truth = GroundTruth.load(path)
             revisit = truth.true_loops(max(exclude, 1))
             apart_s = np.abs(truth.stamps_ns[:, None] - truth.stamps_ns) / 1e9
-            return cls(revisit & (apart_s >= exclude_s), truth.covisibility >= 0.05)
+            return cls(revisit & (apart_s >= exclude_s), truth.covisibility >= 0.01)
         image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) if path.is_file() else None
         if image is None:
             raise DataError(f"{path}: cannot be read as a loop matrix; expected a square grey PNG or {FILE_NAME}")

@@ -115,12 +115,17 @@ class RunLog:
         self._kept: dict[str, list[tuple]] = {"worst": [], "loops": [], "ambiguous": []}
 
     def add_keyframe(self, record: KeyframeRecord, image: np.ndarray | None = None) -> None:
-        """Add a keyframe; ``image`` (uint8, any size) is kept as a small JPEG while there is room."""
-        if image is not None and self._picture_bytes < self.max_picture_bytes:
-            record.picture = encode_jpeg(resize_long_side(image, PICTURE_LONG_SIDE)[0])
-            self._picture_bytes += len(record.picture)
+        """Add a keyframe, with its image where that is at hand, see ``add_picture``."""
+        if image is not None:
+            self.add_picture(record, image)
         self.keyframes.append(record)
         self.descriptors.append(None)
+
+    def add_picture(self, record: KeyframeRecord, image: np.ndarray) -> None:
+        """Keep a keyframe's image (uint8, any size) as a small JPEG while there is room."""
+        if self._picture_bytes < self.max_picture_bytes:
+            record.picture = encode_jpeg(resize_long_side(image, PICTURE_LONG_SIDE)[0])
+            self._picture_bytes += len(record.picture)
 
     def add_descriptor(self, kf_id: int, descriptor: np.ndarray | None) -> None:
         """Keep a keyframe's global descriptor, in fp16, for the picture of similarities."""

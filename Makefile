@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both create .venv and install what they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A stamp file, so that a changed setup.py installs again and an unchanged one does not.
+READY := $(VENV)/.installed
+
+.PHONY: demo test test-fast test-compat lint colcon clean help
+
+help:
+	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
+	@echo "make test         lint and all tests"
+	@echo "make test-fast    tests without the slow ones"
+	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
+	@echo "make colcon       colcon build, plain and with --symlink-install, in build/"
+	@echo "make clean        remove what the above made"
+
+$(READY): setup.py setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=61,<80" wheel
+	$(BIN)/python -m pip install --quiet --editable ".[ros,poselib,dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m vslam_features demo --out out/demo
+
+test: $(READY) lint
+	$(BIN)/python -m pytest
+
+test-fast: $(READY) lint
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) $(VENV)-compat build install log out .pytest_cache .hypothesis *.egg-info
