@@ -57,7 +57,7 @@ class OpenCvExtractor(FeatureExtractor):
             cols = ((np.arange(grey.shape[1]) + 0.5) / grey.shape[1] * frame.mask.shape[1]).astype(int)
             mask = frame.mask[rows][:, cols].astype(np.uint8) * 255
         found, descriptors = self._detect(grey, mask)
-        keypoints = np.array([k.pt for k in found], np.float64).reshape(-1, 2)
+        keypoints = self._locate(found, grey.shape[::-1])
         scores = np.array([k.response for k in found], np.float32)
         # A stable sort keeps the detector's order among ties, so that a replay repeats exactly.
         best = np.argsort(-scores, kind="stable")[: self.max_keypoints]
@@ -75,6 +75,15 @@ class OpenCvExtractor(FeatureExtractor):
     @abstractmethod
     def _detect(self, grey: np.ndarray, mask) -> tuple[list, np.ndarray]:
         """OpenCV keypoints and their (N, D) descriptors; an (0, D) array where there are none."""
+
+    @abstractmethod
+    def _locate(self, found: list, size: tuple[int, int]) -> np.ndarray:
+        """(N, 2) f64 true places of OpenCV keypoints in the searched image, whose (width, height) is ``size``."""
+
+
+def raw_points(found: list) -> np.ndarray:
+    """(N, 2) f64 places of OpenCV keypoints as OpenCV gives them."""
+    return np.array([k.pt for k in found], np.float64).reshape(-1, 2)
 
 
 def store_descriptors(features: Features, policy: str) -> Features:

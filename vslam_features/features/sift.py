@@ -10,7 +10,10 @@ import numpy as np
 
 from ..config import option
 from ..types import ModelIdentity
-from .base import OpenCvExtractor
+from .base import OpenCvExtractor, raw_points
+
+_BIAS_PX = 0.25
+"""OpenCV takes pixel x of the doubled image for x / 2; it is (x - 0.5) / 2."""
 
 
 class Sift(OpenCvExtractor):
@@ -43,3 +46,6 @@ class Sift(OpenCvExtractor):
             return [], np.empty((0, 128), np.float32)
         d = d / np.maximum(d.sum(axis=1, keepdims=True), 1e-12)
         return keypoints, np.sqrt(d).astype(np.float32)
+
+    def _locate(self, found, size):
+        return raw_points(found) - _BIAS_PX
