@@ -10,9 +10,10 @@ from bag_helpers import IMAGE, INFO, POSE, STEP, T0, Messages, write
 
 from vslam_features.config import Config
 from vslam_features.errors import DataError
+from vslam_features.replay.files import write_json
 from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.loop_truth import LoopTruth
-from vslam_features.replay.metrics import judge_loops, metrics, write_json
+from vslam_features.replay.metrics import judge_loops, metrics
 from vslam_features.replay.pictures import side_by_side, with_header
 from vslam_features.replay.plots import _ticks, sparkline, timeline
 from vslam_features.replay.report import MEANING, judge, write_report
@@ -271,7 +272,8 @@ def test_charts_of_little_or_nothing():
     assert timeline([]) == ""
     assert "<svg" in timeline([PairRecord(PairKind.TRACK, Status.NO_MATCHES, 1, 0, 0, 0)])
     assert "<svg" in sparkline([1.0], [0], 1)
-    assert _ticks(0, 5) == [0] and _ticks(83, 10)[:2] == [0, 10] and _ticks(3, 10) == [0, 1, 2, 3]
+    assert _ticks(0, 0, 5) == [0] and _ticks(0, 83, 10)[:2] == [0, 10]
+    assert _ticks(0, 3, 10, whole=True) == [0, 1, 2, 3] and _ticks(-0.3, 0.25, 5) == [-0.2, 0.0, 0.2]
 
 
 def test_match_pictures_mix_sizes_and_grey_with_colour():

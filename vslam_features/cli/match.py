@@ -126,7 +126,7 @@ def _check_picture_path(path: Path | None) -> None:
 def _draw(path: Path, frames, features, matches, r: dict) -> None:
     import cv2
 
-    from ..replay.metrics import write_whole
+    from ..replay.files import write_whole
     from ..replay.pictures import side_by_side, with_header
 
     points = [f.keypoints[matches.pairs[:, i]] for i, f in enumerate(features)]

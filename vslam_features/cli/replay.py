@@ -45,8 +45,9 @@ def add_parser(subparsers) -> None:
 
 def run(args) -> int:
     """Replay, write, print. Raises the package's errors."""
+    from ..replay.files import write_json
     from ..replay.loop_truth import LoopTruth
-    from ..replay.metrics import metrics, write_json
+    from ..replay.metrics import metrics
     from ..replay.report import write_report
     from ..replay.runner import replay
     from ..replay.source import open_source

@@ -5,12 +5,9 @@ Only ``latency_ms`` and ``provenance.run`` differ between runs.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -127,22 +124,6 @@ def libraries() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return out
-
-
-def write_json(path: Path, data: dict) -> None:
-    """Write strict JSON (no NaN), all or nothing. Raises ValueError on NaN, OSError."""
-    text = json.dumps(data, indent=1, sort_keys=False, allow_nan=False)
-    write_whole(path, text.encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file beside its place and rename it, so that nobody reads half of it."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _of_pairs(pairs: list[PairRecord]) -> dict:

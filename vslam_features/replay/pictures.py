@@ -8,6 +8,7 @@ import numpy as np
 _INLIER, _OUTLIER = (0, 200, 120), (255, 70, 70)
 _BAR, _TEXT = (24, 26, 30), (240, 240, 240)
 _GAP = 6
+_MAX_LINES = 120  # more hide the images; points are drawn for all
 
 
 def side_by_side(
@@ -33,13 +34,11 @@ def side_by_side(
     canvas = np.ascontiguousarray(np.hstack([left, gap, right]))
     p0 = _to_canvas(points0, height / image0.shape[0], 0)
     p1 = _to_canvas(points1, height / image1.shape[0], left.shape[1] + _GAP)
-    # Many lines hide the images, so the more there are the fainter each is.
-    strength = float(np.clip(120 / max(int(inliers.sum()), 1), 0.45, 0.9))
-    for keep, colour, alpha in ((~inliers, _OUTLIER, 0.35), (inliers, _INLIER, strength)):
+    for keep, colour, alpha in ((~inliers, _OUTLIER, 0.35), (inliers, _INLIER, 0.75)):
         if not keep.any():
             continue
-        layer = canvas.copy()
-        for a, b in zip(p0[keep], p1[keep]):
+        layer, step = canvas.copy(), -(-int(keep.sum()) // _MAX_LINES)
+        for a, b in zip(p0[keep][::step], p1[keep][::step]):
             cv2.line(layer, a, b, colour, 1, cv2.LINE_AA, shift=4)
         cv2.addWeighted(layer, alpha, canvas, 1 - alpha, 0, dst=canvas)
         for point in np.vstack([p0[keep], p1[keep]]):

@@ -47,7 +47,7 @@ def timeline(pairs: list[PairRecord]) -> str:
             f'<rect class="hover" x="{x:.1f}" y="{top}" width="{step:.1f}" height="{height + 6 + strip}">'
             f"<title>{escape(text)}</title></rect>"
         )
-    for k in _ticks(len(bins) - 1, 10):
+    for k in _ticks(0, len(bins) - 1, 10, whole=True):
         i = int(k)
         parts.append(_text(left + (i + 0.5) * step, y + strip + 16, bins[i].kf_id, "middle"))
     parts.append(_text(left + width / 2, y + strip + 34, "keyframe", "middle"))
@@ -91,7 +91,7 @@ def loop_matrix(log: RunLog) -> str:
             r = radius * 1.2
             d = f"M{x - r:.1f},{y:.1f}l{r:.1f},{-r:.1f} {r:.1f},{r:.1f} {-r:.1f},{r:.1f}z"
             parts.append(f'<path class="doubt" d="{d}"><title>{text}</title></path>')
-    for tick in _ticks(n - 1, 6):
+    for tick in _ticks(0, n - 1, 6, whole=True):
         parts.append(_text(left + (tick + 0.5) * scale, top + side + 16, int(tick), "middle"))
         parts.append(_text(left - 6, top + (tick + 0.5) * scale + 4, int(tick), "end"))
     parts.append(_text(left + side / 2, top + side + 34, "older keyframe", "middle"))
@@ -122,20 +122,18 @@ def trajectory(log: RunLog) -> str:
             parts.append(f'<line class="{css}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts.append(f'<polyline class="track" points="{path}"/>')
+    closing = {p.kf_id for p in log.pairs if p.kind == PairKind.LOOP and p.verified}
     for k, (x, y) in zip(posed, points):
-        parts.append(f'<circle class="kf" cx="{x:.1f}" cy="{y:.1f}" r="2"><title>keyframe {k.id}</title></circle>')
+        css, r = ("loop", 4) if k.id in closing else ("kf", 2)
+        parts.append(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"><title>keyframe {k.id}</title></circle>')
     parts.append(f'<circle class="start" cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="6"/>')
     parts.append(_text(points[0, 0] + 10, points[0, 1] - 8, "start", "start"))
-    for axis, name in enumerate("xyz"[a] for a in axes):
-        for tick in _ticks(extent, 4):
-            value = start[axis] + tick + extent * 0.04
-            at = tick * scale + extent * 0.04 * scale
-            place = (left + at, top + side + 16, "middle") if axis == 0 else (left - 6, top + side - at + 4, "end")
-            parts.append(_text(place[0], place[1], f"{value:.3g}", place[2]))
-        if axis == 0:
-            parts.append(
-                _text(left + side / 2, top + side + 34, f"{name} across, {'xyz'[axes[1]]} up, metres", "middle")
-            )
+    for tick in _ticks(start[0], start[0] + extent * 1.08, 5):
+        parts.append(_text(left + (tick - start[0]) * scale, top + side + 16, f"{tick:g}", "middle"))
+    for tick in _ticks(start[1], start[1] + extent * 1.08, 5):
+        parts.append(_text(left - 6, top + side - (tick - start[1]) * scale + 4, f"{tick:g}", "end"))
+    across, up = ("xyz"[a] for a in axes)
+    parts.append(_text(left + side / 2, top + side + 34, f"{across} across, {up} up, metres", "middle"))
     return _svg(left + side + 10, top + side + 40, parts, "Trajectory and loops")
 
 
@@ -175,22 +173,23 @@ def _similarity(log: RunLog) -> np.ndarray | None:
 
 def _grid(left, top, width, height, high) -> str:
     parts = []
-    for tick in _ticks(high, 5):
+    for tick in _ticks(0, high, 5, whole=True):
         y = top + height * (1 - tick / high)
         parts.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}"/>')
         parts.append(_text(left - 6, y + 4, f"{tick:g}", "end"))
     return "".join(parts)
 
 
-def _ticks(high: float, count: int) -> list[float]:
-    """Round numbers from 0 to ``high``, about ``count`` of them."""
-    if high <= 0:
-        return [0]
-    raw = high / count
+def _ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
+    """Round numbers from ``low`` to ``high``, about ``count`` of them; ``whole``: integers only."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / count
     magnitude = 10 ** np.floor(np.log10(raw))
-    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
-    step = step if high < 1 or step >= 1 else 1
-    return [float(t) for t in np.arange(0, high + step * 1e-6, step)]
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw * 0.999)
+    step = max(step, 1.0) if whole else step
+    first, last = np.ceil(low / step - 1e-6), np.floor(high / step + 1e-6)
+    return [round(float(k * step), 9) + 0.0 for k in np.arange(first, last + 1)]
 
 
 def _text(x: float, y: float, text, anchor: str) -> str:

@@ -13,7 +13,7 @@ import yaml
 
 from ..types import PairKind, Status
 from . import pictures, plots
-from .metrics import write_whole
+from .files import write_whole
 from .run_log import MatchPoints, PairRecord, RunLog, encode_jpeg
 
 # What a status means, and what to do about it.
