@@ -21,7 +21,7 @@ def generate_launch_description():
         DeclareLaunchArgument("params_file", default_value=parameters, description="Parameters of the front-end."),
         DeclareLaunchArgument("use_sim_time", default_value="false", description="Take time from /clock."),
         DeclareLaunchArgument("namespace", default_value="", description="Namespace of the nodes and topics."),
-        DeclareLaunchArgument("map_path", default_value="", description="Map file; empty: a session file."),
+        DeclareLaunchArgument("map_path", default_value="", description="Map file; empty: as params_file says."),
         DeclareLaunchArgument("rviz", default_value="false", description="Start RViz, too."),
         DeclareLaunchArgument("bag", default_value="", description="Recording or image folder to play; empty: none."),
         *(DeclareLaunchArgument(name, default_value=topic) for name, topic in TOPICS.items()),

@@ -24,6 +24,7 @@ from ros_helpers import (
     Peer,
     Process,
     environment,
+    info_message,
     node_command,
     sequence,
 )
@@ -187,7 +188,9 @@ def test_bad_inputs_are_counted_and_shown(domain, tmp_path):
         broken.step = 1
         peer.images.publish(broken)
         peer.spin(0.7)  # it waits for a calibration, since the one before came with one
-        peer.publish(frames[9:10])
+        peer.infos.publish(info_message(frames[9]))
+        peer.spin(0.1)
+        peer.publish(frames[9:10], info=False)
         peer.wait_keyframes(8)
         peer.spin_until(lambda: peer.value("frames", "processed") == "9")
         values = {

@@ -184,13 +184,16 @@ class FrontEndNode(LifecycleNode):
         )
 
     def _deactivate(self) -> None:
-        if self._inputs is not None:
+        was_active = self._inputs is not None
+        if was_active:
             self._inputs.destroy()
             self._inputs = None
-        if self._pipeline is not None:
             self._pairing.flush()
+        if self._pipeline is not None:
             self._pipeline.stop()
             self._outputs.stop()
+        if was_active:
+            self._outputs.publish_markers()
 
     def _cleanup(self) -> None:
         for timer in self._own_timers:

@@ -13,7 +13,6 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from ..config import Config
-from ..errors import VslamFeaturesError
 from .messages import stamp_of
 from .pairing import Pairing
 from .statistics import Rate
@@ -91,7 +90,7 @@ class Inputs:
             topic.arrived()
             try:
                 add(stamp_of(message), message)
-            except VslamFeaturesError as error:
+            except Exception as error:  # whatever is wrong with one message, the next ones must come in
                 topic.rejected += 1
                 topic.last_error = str(error)
                 self._node.get_logger().error(f"{label} ignored: {error}", throttle_duration_sec=5.0)

@@ -93,8 +93,7 @@ def camera_of(info: CameraInfo, image_size: tuple[int, int], rectified: bool) ->
 def pose_of(message) -> Pose:
     """The pose of a PoseStamped or Odometry in its header's frame. Raises DataError on a wrong quaternion.
 
-    It is taken as that of the camera's optical frame; the core uses it for
-    motion and for gating, where a constant offset to the body does little.
+    Whether it is that of the camera or of a body is parameter ``pose_of``.
     """
     pose = getattr(message.pose, "pose", message.pose)  # Odometry nests it once more, beside the covariance
     p, q = pose.position, pose.orientation

@@ -59,8 +59,10 @@ class Outputs:
     def destroy(self) -> None:
         """Remove the publishers."""
         self.stop()
+        # Humble and Jazzy have no method of their own for lifecycle publishers.
+        destroy = getattr(self._node, "destroy_lifecycle_publisher", self._node.destroy_publisher)
         for publisher in self._publishers.values():
-            self._node.destroy_lifecycle_publisher(publisher)
+            destroy(publisher)
         self._publishers = {}
 
     def tracked(self, result: Tracked, keyframe: Callable[[int], Keyframe]) -> None:

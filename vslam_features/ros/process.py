@@ -52,7 +52,8 @@ def run(make_node: Callable[[], Runnable], name: str, args: list[str] | None = N
         get_logger(name).fatal(str(error))
         return 1
     finally:
-        rclpy.try_shutdown()
+        if rclpy.ok():
+            rclpy.shutdown()
 
 
 def _run(node: Runnable, stop: threading.Event) -> int:
