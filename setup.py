@@ -10,7 +10,7 @@ ros_wheels = [
         "diagnostic-msgs lifecycle-msgs std-srvs"
     ).split()
 ]
-bags = ["rosbags>=0.10"]
+bags = ["rosbags>=0.11"]
 test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags]
 
 setup(

@@ -8,6 +8,7 @@ where nothing at all is readable.
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 import struct
 from collections import deque
@@ -156,16 +157,25 @@ def sqlite_size(path: Path) -> tuple[int, int] | None:
 def decompressor(kind: str):
     """A function (bytes, limit) -> bytes that gives what it can of a cut ``zstd`` or ``lz4`` frame."""
     if kind == "zstd":
-        try:
-            from compression import zstd  # Python 3.14
-        except ImportError:
-            from backports import zstd
-        return lambda data, limit: zstd.ZstdDecompressor().decompress(data, limit)
+        return _zstd()
     if kind == "lz4":
         from lz4.frame import LZ4FrameDecompressor
 
         return lambda data, limit: LZ4FrameDecompressor().decompress(data, limit)
     return lambda data, limit: data
+
+
+def _zstd():
+    """By the library that rosbags brings: Python 3.14's own, its backport, or the older zstandard."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            zstd = importlib.import_module(name)
+        except ImportError:
+            continue
+        return lambda data, limit: zstd.ZstdDecompressor().decompress(data, limit)
+    import zstandard
+
+    return lambda data, limit: zstandard.ZstdDecompressor().decompressobj().decompress(data)
 
 
 def _unpack_chunk(data: bytes) -> bytes:
