@@ -24,7 +24,9 @@ from vslam_features.types import Candidate, PairKind, Pose, Status
 
 SIZE = (200, 160)
 # Short recordings: every image counts, and a revisit after ten of them is a loop.
-CONFIG = Config().with_values(keyframes__every=1, retrieval__exclude_s=1.0, loops__consensus=1)
+CONFIG = Config().with_values(
+    keyframes__every=1, retrieval__exclude_s=1.0, loops__consensus=1, features__max_keypoints=300
+)
 
 
 def walk(count=30):

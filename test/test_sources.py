@@ -1,6 +1,7 @@
 """Recordings of every format and folders of images: what becomes a frame, and what is said of the rest."""
 
 import shutil
+import sys
 
 import cv2
 import numpy as np
@@ -250,6 +251,13 @@ def test_a_cut_ros1_bag_names_the_repair(tmp_path):
     path = write(tmp_path / "old.bag", stream(messages=m), messages=m)
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(BagError, match="rosbag reindex"):
+        open_source(path)
+
+
+def test_without_rosbags_it_says_so(tmp_path, monkeypatch):
+    path = write(tmp_path / "bag", stream(2))
+    monkeypatch.setitem(sys.modules, "rosbags.rosbag2", None)
+    with pytest.raises(BagError, match="pip install rosbags"):
         open_source(path)
 
 

@@ -40,6 +40,12 @@ class Recording:
             for c in self._reader.connections:
                 if isinstance(c.topic, str) and isinstance(c.msgtype, str):  # SQLite's columns hold anything
                     self.topics[c.topic] = (c.msgtype, c.msgcount + self.topics.get(c.topic, ("", 0))[1])
+        except ImportError as error:
+            raise BagError(
+                f"{path}: reading it needs rosbags, which is missing ({error}): pip install rosbags"
+            ) from error
+        except PermissionError as error:
+            raise BagError(f"{path}: may not be read: {error}; check the permissions") from error
         except Exception as error:  # see the module docstring
             self._salvage(error)
         self._note_unmerged_log()
