@@ -111,6 +111,7 @@ def test_all_clouds_equal_the_core(domain, tmp_path, qos, transport, asked):
     assert "Traceback" not in process.output
 
 
+@pytest.mark.slow
 def test_a_bag_played_twice_gives_the_same_twice(domain, tmp_path):
     """And poses: interpolated, without_pose, markers in their frame."""
     frames = sequence(6)
@@ -137,6 +138,7 @@ def test_a_bag_played_twice_gives_the_same_twice(domain, tmp_path):
     assert "Traceback" not in process.output
 
 
+@pytest.mark.slow
 def test_services_and_match_image(domain, tmp_path):
     frames = sequence(8)
     with node(domain, tmp_path) as process, Peer(domain) as peer:
@@ -165,6 +167,7 @@ def test_services_and_match_image(domain, tmp_path):
         assert process.stop() == 0
 
 
+@pytest.mark.slow
 def test_bad_inputs_are_counted_and_shown(domain, tmp_path):
     """No camera_info, then one that does not fit; a broken image; bad order; a missing image."""
     frames = sequence(12)
@@ -241,6 +244,7 @@ sys.exit(process.run(Faulty, "frontend"))
 """
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_stage_costs_one_result(domain, tmp_path):
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY)

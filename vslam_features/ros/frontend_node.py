@@ -49,6 +49,7 @@ class FrontEndNode(LifecycleNode):
         self._log_handler = RosHandler(self.get_logger())
         self._core_log = logging.getLogger("vslam_features")
         self._core_log.addHandler(self._log_handler)
+        self._core_log.setLevel(logging.DEBUG)  # the node's own logger filters
 
     def start(self, stop: threading.Event) -> None:
         """Configure and activate, where ``autostart``. Raises VslamFeaturesError where that fails."""

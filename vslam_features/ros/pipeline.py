@@ -73,6 +73,7 @@ class Pipeline:
             frame = self._decode(item)
         except VslamFeaturesError as error:
             self.statistics.fault("decode", str(error))
+            logger.error("the image at %d ns is lost: %s", item.stamp_ns, error)
             return
         finally:
             self.statistics.latency("decode", (time.perf_counter() - start) * 1e3)
