@@ -45,6 +45,7 @@ FREE = {n: p for n, p in LEAVES.items() if not n.endswith(".name") and ".options
 
 @given(st.fixed_dictionaries({}, optional={n: values_of(p) for n, p in FREE.items()}))
 def test_any_valid_configuration_survives_yaml_flat_and_ros_form(changes):
+    changes["loops.consensus_window"] = 100  # at least loops.consensus
     config = Config.from_flat(changes)
     assert {n: config.flat()[n] for n in changes} == changes
     assert Config.from_flat(config.flat()) == config
@@ -107,6 +108,14 @@ def test_numbers_out_of_range(p):
         with pytest.raises(ConfigError, match=rf"{p.name}: .* is outside"):
             Config.from_flat({p.name: kind(bad)})
     assert p.low <= p.default <= p.high
+
+
+def test_a_consensus_that_cannot_be_reached():
+    with pytest.raises(
+        ConfigError, match="loops.consensus: 4 keyframes can never agree within loops.consensus_window 3"
+    ):
+        Config.from_flat({"loops.consensus": 4})
+    assert Config.from_flat({"loops.consensus": 4, "loops.consensus_window": 4}).loops.consensus == 4
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class RetrievalConfig:
     options: dict = _options("global")
     index: str = _plugin("index", "flat", "Index plug-in.")
     top_k: int = option(5, "Candidates retrieved for a keyframe.", low=1, high=1000)
-    min_similarity: float = option(0.0, "Candidates of smaller cosine are left out.", low=-1.0, high=1.0)
+    min_similarity: float = option(-1.0, "Candidates of smaller cosine are left out.", low=-1.0, high=1.0)
     exclude_s: float = option(10.0, "Keyframes younger than this are no candidates.", low=0.0, high=1e6)
     exclude_frames: int = option(
         0, "Candidates are at least this many keyframes older (for stamps that are not time).", low=0, high=1_000_000
@@ -187,6 +187,11 @@ class Config:
     def __post_init__(self):
         values, problems = {}, []
         _check(self, "", values, problems)
+        if not problems and self.loops.consensus > self.loops.consensus_window:
+            problems.append(
+                f"loops.consensus: {self.loops.consensus} keyframes can never agree within loops.consensus_window "
+                f"{self.loops.consensus_window}; raise the window"
+            )
         if problems:
             raise ConfigError("configuration: " + "; ".join(problems))
 

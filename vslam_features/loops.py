@@ -8,16 +8,17 @@ from collections import deque
 from .config import LoopsConfig
 from .maps.memory import MemoryMap
 from .odometry_gate import OdometryGate
-from .types import Candidate, Keyframe, PairResult, Pose, Status
+from .types import Candidate, Keyframe, PairResult, Status
 
 
 class LoopJudge:
     """Tells loops from look-alike places.
 
     With poses, candidates that odometry makes impossible are not tried, and
-    a loop whose relative pose contradicts it is ``ambiguous``. Without, a loop
-    is ambiguous until several of the last keyframes agree on the place. Either
-    way it is ambiguous while a *different* place verifies about as well.
+    a loop whose relative pose contradicts it is ``ambiguous``. Without, or with
+    the gate off, a loop is ambiguous until several of the last keyframes agree
+    on the place. Either way it is ambiguous while a *different* place verifies
+    about as well.
     """
 
     def __init__(self, config: LoopsConfig, keyframes: MemoryMap, odometry: OdometryGate):
@@ -75,7 +76,7 @@ class LoopJudge:
             if not self.same_place(pair.ref_kf_id, rival.ref_kf_id):
                 detail = f"keyframe {rival.ref_kf_id}, another place, verifies with {rival.matches.num_inliers} inliers"
                 return _with_status(pair, Status.AMBIGUOUS, detail)
-        if not Pose.comparable(keyframe.pose, self.keyframes[pair.ref_kf_id].pose):
+        if not self.odometry.applies(keyframe, self.keyframes[pair.ref_kf_id]):
             agree = self._agreeing(pair.ref_kf_id)
             if agree < self.config.consensus:
                 detail = f"{agree} of the last {len(self._recent)} keyframes agree, {self.config.consensus} needed"
