@@ -32,7 +32,6 @@ setup(
         "pyyaml>=5.4",
         "tqdm>=4.57",
         "jinja2>=3.0",
-        "matplotlib>=3.5",
         *bags,
     ],
     extras_require={
