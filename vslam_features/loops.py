@@ -84,8 +84,7 @@ class LoopJudge:
         return pair
 
     def _agreeing(self, ref_kf_id: int) -> int:
-        r = self.config.place_radius
-        return sum(any(abs(ref - ref_kf_id) <= r for ref in refs) for _, refs in self._recent)
+        return sum(any(self.same_place(ref, ref_kf_id) for ref in refs) for _, refs in self._recent)
 
 
 def _with_status(pair: PairResult, status: Status, detail: str) -> PairResult:

@@ -65,4 +65,4 @@ class MemoryMap:
         kf_id = keyframe.id - max(count, 1)
         while kf_id >= 0 and self._keyframes[kf_id].stamp_ns > limit_ns:
             kf_id -= 1
-        return kf_id
+        return max(kf_id, -1)
