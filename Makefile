@@ -34,5 +34,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+colcon: $(READY)
+	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/plain --install-base install/plain
+	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/symlink --install-base install/symlink --symlink-install
+
 clean:
 	rm -rf $(VENV) $(VENV)-compat build install log out .pytest_cache .hypothesis *.egg-info

@@ -90,7 +90,8 @@ def _models(front_end: FrontEnd) -> dict[str, str]:
     models = {"features": front_end.features.identity}
     if front_end.global_descriptor is not None:
         models["global"] = front_end.global_descriptor.identity
-    return {role: str(identity) for role, identity in models.items()}
+    # Which solver "auto" is depends on the machine, and decides as much as the matcher.
+    return {**{role: str(m) for role, m in models.items()}, "solver": front_end.matcher.verifier.solver.name}
 
 
 def _record(log: RunLog, front_end: FrontEnd, position: int, tracked: Tracked, loops: Loops | None, ms: float) -> None:

@@ -17,7 +17,8 @@ from sensor_msgs.msg import Image, PointCloud2
 from ..errors import ConfigError, DataError
 from ..replay.ground_truth import GroundTruth
 from ..replay.loop_truth import LoopTruth
-from ..replay.metrics import metrics, write_json, write_whole
+from ..replay.files import write_json, write_whole
+from ..replay.metrics import metrics
 from ..replay.report import write_report
 from . import codecs
 from .messages import image_array, pose_of, stamp_of
