@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -90,3 +92,49 @@ def test_launch_description_is_built(path):
     description = get_launch_description_from_python_launch_file(str(path))
     arguments = {a.name for a in description.get_launch_arguments(conditional_inclusion=True)}
     assert arguments >= ARGUMENTS
+
+
+RUN = """
+import sys
+from launch import LaunchDescription, LaunchService
+from launch.actions import IncludeLaunchDescription
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+
+path, *arguments = sys.argv[1:]
+source = PythonLaunchDescriptionSource(path)
+arguments = [tuple(a.split(":=", 1)) for a in arguments]
+service = LaunchService()
+service.include_launch_description(
+    LaunchDescription([IncludeLaunchDescription(source, launch_arguments=arguments)])
+)
+sys.exit(service.run())
+"""
+
+
+@pytest.mark.slow
+def test_launch_runs_the_nodes(domain, tmp_path):
+    pytest.importorskip("launch.actions", reason="launch is not on PyPI")
+    pytest.importorskip("launch_ros.actions", reason="launch_ros is not on PyPI")
+    from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
+
+    try:
+        share = Path(get_package_share_directory("vslam_features"))
+    except PackageNotFoundError:
+        pytest.skip("the package is not installed (colcon build, then source install/setup.bash)")
+    from ros_helpers import Process, environment, sequence
+
+    from vslam_features.replay.bag_writer import write_bag
+
+    script, bag = tmp_path / "run.py", write_bag(tmp_path / "bag", sequence(4))
+    script.write_text(RUN)
+    command = [sys.executable, str(script), str(share / "launch" / "looper.launch.py"), f"bag:={bag}"]
+    with Process(command, environment(domain, tmp_path / "log"), tmp_path) as process:
+        end = time.monotonic() + 30
+        while "12 messages played" not in process.output and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.stop()
+    assert "image: /camera/camera/infra1/image_rect_raw" in process.output
+    assert "12 messages played" in process.output
+    assert process.output.count("process has finished cleanly") == 2
+    assert "Traceback" not in process.output

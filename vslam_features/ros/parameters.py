@@ -138,7 +138,8 @@ class Parameters:
         except VslamFeaturesError as error:
             return SetParametersResult(successful=False, reason=str(error))
         for name in changes:
-            self._problems.pop(name, None)
+            group = name.removesuffix("name") + "options."  # another plug-in: nobody asks for the old one's options
+            self._problems = {n: t for n, t in self._problems.items() if n != name and not n.startswith(group)}
         return SetParametersResult(successful=True)
 
 

@@ -57,6 +57,8 @@ class Pipeline:
     def stop(self) -> None:
         """Finish what is at hand and end the threads. Safe to call twice."""
         for worker in self._workers:
+            worker.slot.close()  # first both: the track thread may be waiting for the other's queue
+        for worker in self._workers:
             worker.stop()
 
     def put(self, item: Input) -> None:
