@@ -119,6 +119,7 @@ class Peer:
         self.executor.add_node(self.node)
         self.clouds: dict[str, list[PointCloud2]] = defaultdict(list)
         self.order: list[tuple[str, int]] = []
+        self._seen = 0
         self.status: dict[str, object] = {}
         self._transport = transport
         kind, name = (Image, "image") if transport == "raw" else (CompressedImage, "image/compressed")
@@ -176,14 +177,23 @@ class Peer:
         )
         self.spin(0.2)
 
-    def publish(self, frames: list[Frame], period_s: float = 0.12, info: bool = True, pose: bool = False) -> None:
-        """Publish frames as messages, paced."""
+    def publish(
+        self, frames: list[Frame], info: bool = True, pose: bool = False, wait_s: float = 10.0, period_s: float = 0.0
+    ) -> None:
+        """Publish frames as messages, each when the keyframe of the one before is there (or ``wait_s`` has passed).
+
+        So no frame is dropped on a slow machine. ``wait_s`` 0 only keeps the pace of ``period_s``.
+        """
         for f in frames:
             if info and f.camera is not None:
                 self.infos.publish(info_message(f))
             if pose:
                 self.poses.publish(pose_message(f))
             self.images.publish(self._message(f))
+            end = time.monotonic() + wait_s
+            while ("keyframes", f.stamp_ns) not in self.order[self._seen :] and time.monotonic() < end:
+                self.executor.spin_once(timeout_sec=0.02)
+            self._seen = len(self.order) if wait_s else self._seen
             self.spin(period_s)
 
     def _message(self, f: Frame):

@@ -122,11 +122,11 @@ def test_a_bag_played_twice_gives_the_same_twice(domain, tmp_path):
         peer.publish(frames, pose=True)
         peer.wait_keyframes(6)
         assert_equal_to_core(peer, frames, {"pose_type": "pose"})
-        first = {topic: [m.data for m in clouds] for topic, clouds in peer.clouds.items()}
+        first = {topic: [t.tobytes() for t in by_stamp(peer, topic)] for topic in CLOUDS}
         peer.clouds.clear()
         peer.publish(frames, pose=True)
         peer.wait_keyframes(6)
-        assert {topic: [m.data for m in clouds] for topic, clouds in peer.clouds.items()} == first
+        assert {topic: [t.tobytes() for t in by_stamp(peer, topic)] for topic in CLOUDS} == first
         peer.spin_until(lambda: peer.value("frames", "processed") == "12" and len(markers) > 1)
         assert (peer.value("frames", "resets"), peer.value("frames", "without_pose")) == ("1", "0")
         assert peer.value("map", "keyframes") == "6"
@@ -151,7 +151,7 @@ def test_services_and_match_image(domain, tmp_path):
         assert pictures[-1].encoding == "rgb8" and stamp_of(pictures[-1]) in (START_NS, frames[1].stamp_ns)
 
         assert peer.call(SetBool, "/frontend/pause", SetBool.Request(data=True)).success
-        peer.publish(frames[2:4])
+        peer.publish(frames[2:4], wait_s=0, period_s=0.1)
         assert peer.call(SetBool, "/frontend/pause", SetBool.Request(data=False)).success
         peer.publish(frames[4:6])
         peer.wait_keyframes(4)
@@ -250,7 +250,7 @@ def test_a_fault_in_a_stage_costs_one_result(domain, tmp_path):
     script.write_text(FAULTY)
     with node(domain, tmp_path, script=script) as process, Peer(domain) as peer:
         peer.wait_connected()
-        peer.publish(sequence(6), period_s=0.3)
+        peer.publish(sequence(6), wait_s=1.0)
         peer.wait_keyframes(5)
         peer.spin_until(lambda: peer.value("frames", "processed") == "6")
         assert (peer.value("describe", "faults"), peer.value("match", "faults")) == ("1", "1")
@@ -304,7 +304,7 @@ def test_a_missing_parameter_file_is_named(domain, tmp_path):
 def test_signals_end_it_cleanly_while_it_works(domain, tmp_path, number):
     with node(domain, tmp_path) as process, Peer(domain) as peer:
         peer.wait_connected()
-        peer.publish(sequence(4), period_s=0.02)
+        peer.publish(sequence(4), wait_s=0, period_s=0.02)
         start = time.monotonic()
         assert process.stop(number) == 0
         assert time.monotonic() - start < 5
@@ -344,7 +344,7 @@ def test_lifecycle_and_parameters(domain, tmp_path):
         peer.wait_keyframes(2)
         assert change(Transition.TRANSITION_DEACTIVATE)
         assert set_parameter("features.options.levels", 4).successful
-        peer.publish(frames[2:3])
+        peer.publish(frames[2:3], wait_s=0, period_s=0.1)
         assert change(Transition.TRANSITION_ACTIVATE)
         peer.wait_connected()
         peer.publish(frames[3:])
