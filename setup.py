@@ -48,9 +48,9 @@ setup(
     entry_points={
         "console_scripts": [
             "vslam-features = vslam_features.cli.main:main",
-            "frontend_node = vslam_features.ros.frontend_node:main",
-            "player_node = vslam_features.ros.player_node:main",
-            "recorder_node = vslam_features.ros.recorder_node:main",
+            "frontend_node = vslam_features.ros.entry:frontend",
+            "player_node = vslam_features.ros.entry:player",
+            "recorder_node = vslam_features.ros.entry:recorder",
         ],
     },
 )

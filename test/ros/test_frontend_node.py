@@ -1,6 +1,7 @@
 """The front-end node as a real process, over DDS."""
 
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -309,6 +310,19 @@ def test_signals_end_it_cleanly_while_it_works(domain, tmp_path, number):
         assert process.stop(number) == 0
         assert time.monotonic() - start < 5
     assert "Traceback" not in process.output and "rror" not in process.output, process.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("entry", ["frontend", "player", "recorder"])
+def test_a_signal_during_the_imports_ends_cleanly(tmp_path, number, entry):
+    code = (
+        "import importlib, os, sys; from vslam_features.ros import entry;"
+        f"importlib.import_module = lambda name: os.kill(os.getpid(), {int(number)});"
+        f"sys.exit(entry.{entry}())"
+    )
+    with Process([sys.executable, "-c", code], dict(os.environ), tmp_path) as process:
+        assert process.wait() == 0
+    assert not process.output
 
 
 def test_lifecycle_and_parameters(domain, tmp_path):
