@@ -15,9 +15,9 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image, PointCloud2
 
 from ..errors import ConfigError, DataError
+from ..replay.files import write_json, write_whole
 from ..replay.ground_truth import GroundTruth
 from ..replay.loop_truth import LoopTruth
-from ..replay.files import write_json, write_whole
 from ..replay.metrics import metrics
 from ..replay.report import write_report
 from . import codecs
