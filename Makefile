@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # A stamp file, so that a changed setup.py installs again and an unchanged one does not.
 READY := $(VENV)/.installed
+# OpenBLAS workers stall one another where all cores are busy, as they are in tests.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test test-fast test-compat lint colcon clean help
 
@@ -33,6 +35,21 @@ test-fast: $(READY) lint
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The core on older libraries: what JetPack and Ubuntu bring, as far as PyPI has it.
+COMPAT := $(VENV)-compat
+CORE_TESTS := $(addprefix test/test_,$(addsuffix .py,camera images pose_track types config registry features matching \
+	geometry retrieval keyframes loops frontend core_imports))
+
+$(COMPAT)/.installed: Makefile
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --upgrade pip
+	$(COMPAT)/bin/python -m pip install --quiet "numpy==1.26.*" "opencv-python-headless==4.8.*" "pyyaml>=5.4" \
+		"tqdm>=4.57" "jinja2>=3.0" "rosbags>=0.11" "pytest>=7" pytest-timeout hypothesis scikit-image
+	@touch $@
+
+test-compat: $(COMPAT)/.installed
+	PYTHONPATH=. $(COMPAT)/bin/python -m pytest -p no:cacheprovider $(CORE_TESTS)
 
 colcon: $(READY)
 	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/plain --install-base install/plain

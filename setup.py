@@ -43,7 +43,7 @@ setup(
     zip_safe=False,
     maintainer="vslam_features maintainers",
     maintainer_email="maintainers@vslam-features.invalid",
-    description="Visual front-end of a SLAM system: features, matches, places and loop candidates that never fail silently",
+    description="Visual front-end of a SLAM system that never fails silently: features, matches, places, loops",
     license="Apache-2.0",
     entry_points={
         "console_scripts": [

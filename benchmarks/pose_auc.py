@@ -30,6 +30,7 @@ from vslam_features.images import read_image, resize_long_side
 from vslam_features.types import Frame, Pose
 
 THRESHOLDS = (5, 10, 20)
+BASELINE = "opencv-ransac"
 
 
 def load_pairs(data: Path, name: str):
@@ -95,14 +96,28 @@ def plain_ransac(p0, p1, c0, c1, seed: int) -> Pose | None:
         return None
     cv2.setRNGSeed(seed)
     focal = np.mean([c0.mean_focal, c1.mean_focal])
-    n0, n1 = (
-        (np.float64(p) - c.K[:2, 2]) / [c.K[0, 0], c.K[1, 1]] for p, c in ((p0, c0), (p1, c1))
-    )
+    n0, n1 = ((np.float64(p) - c.K[:2, 2]) / [c.K[0, 0], c.K[1, 1]] for p, c in ((p0, c0), (p1, c1)))
     E, mask = cv2.findEssentialMat(n0, n1, np.eye(3), cv2.RANSAC, 0.9999, 1.0 / focal)
     if E is None or E.shape != (3, 3):
         return None
     _, R, t, _ = cv2.recoverPose(E, n0, n1, np.eye(3), mask=mask)
     return Pose(R, t, scale_known=False)
+
+
+def scores(matched, config: Config, solver: str, seed: int) -> tuple[list[float], int]:
+    """AUC at each threshold over matched pairs, and how many pairs are called degenerate."""
+    verifier = None
+    if solver != BASELINE:
+        verifier = Verifier(config.with_values(geometry__solver=solver, geometry__seed=seed).geometry)
+    errors, degenerate = [], 0
+    for p0, p1, c0, c1, truth in matched:
+        if verifier is None:
+            pose = plain_ransac(p0, p1, c0, c1, seed)
+        else:
+            result = verifier.verify(p0, p1, c0, c1)
+            pose, degenerate = result.best_pose, degenerate + (result.status.label == "degenerate")
+        errors.append(error_deg(pose, truth))
+    return [auc(np.array(errors), t) for t in THRESHOLDS], degenerate
 
 
 def main():
@@ -111,42 +126,39 @@ def main():
     parser.add_argument("--sets", nargs="+", default=["reichstag_pairs", "kitti_snippet", "lund_pairs"])
     parser.add_argument("--solver", nargs="+", default=["poselib", "opencv"])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--per-seed", action="store_true", help="also a row for each seed")
     parser.add_argument("--long-side", type=int, default=640)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
     base = Config.load(args.config) if args.config else Config()
     given = dict(v.split("=", 1) for v in args.values)
     base = Config.from_flat({k: yaml.safe_load(v) for k, v in given.items()}, base=base)
-    names = f"{base.features.name} {base.matcher.name}"
-    print(f"{'data':<16} {'method':<16} {'solver':<14} {'AUC@5':>7} {'@10':>6} {'@20':>6}  {'matches':>7}  {'degenerate':>10}")
+    method = f"{base.features.name} {base.matcher.name}"
+    print(
+        f"{'data':<16} {'method':<14} {'solver':<14} {'seed':<8} {'AUC@5':>6} {'@10':>5} {'@20':>5}  matches degenerate"
+    )
     rows = []
+
+    def add(name, solver, seed, values, matches, degenerate):
+        rows.append([name, method, solver, seed, *(round(float(v), 1) for v in values), matches, int(degenerate)])
+        numbers = " ".join(f"{v:5.1f}" for v in values)
+        print(f"{name:<16} {method:<14} {solver:<14} {seed:<8} {numbers}  {matches:7.0f} {degenerate:4.0f}")
+
     for name in args.sets:
         matched = match_all(args.data, name, base, args.long_side)
         count = float(np.median([len(m[0]) for m in matched]))
-        for solver in ["opencv-ransac", *args.solver]:
-            per_seed, degenerate = [], []
-            for seed in range(args.seeds):
-                errors, flagged = [], 0
-                verifier = None
-                if solver != "opencv-ransac":
-                    verifier = Verifier(base.with_values(geometry__solver=solver, geometry__seed=seed).geometry)
-                for p0, p1, c0, c1, truth in matched:
-                    if verifier is None:
-                        pose = plain_ransac(p0, p1, c0, c1, seed)
-                    else:
-                        result = verifier.verify(p0, p1, c0, c1)
-                        pose, flagged = result.best_pose, flagged + (result.status.label == "degenerate")
-                    errors.append(error_deg(pose, truth))
-                per_seed.append([auc(np.array(errors), t) for t in THRESHOLDS])
-                degenerate.append(flagged)
-            a = np.median(per_seed, axis=0)
-            row = {"data": name, "method": names, "solver": solver, "auc": [round(float(v), 1) for v in a], "matches": count}
-            rows.append(row)
-            print(f"{name:<16} {names:<16} {solver:<14} {a[0]:7.1f} {a[1]:6.1f} {a[2]:6.1f}  {count:7.0f}  {np.median(degenerate):10.0f}")
+        for solver in [BASELINE, *args.solver]:
+            per_seed = [scores(matched, base, solver, seed) for seed in range(args.seeds)]
+            if args.per_seed:
+                for seed, (values, degenerate) in enumerate(per_seed):
+                    add(name, solver, str(seed), values, count, degenerate)
+            median = np.median([values for values, _ in per_seed], axis=0)
+            add(name, solver, f"median{args.seeds}", median, count, np.median([d for _, d in per_seed]))
     if args.json:
-        args.json.write_text(json.dumps({"seeds": args.seeds, "long_side": args.long_side, "rows": rows}, indent=1))
+        columns = ["data", "method", "solver", "seed", *(f"auc{t}" for t in THRESHOLDS), "matches", "degenerate"]
+        args.json.write_text(json.dumps([dict(zip(columns, row)) for row in rows], indent=1))
 
 
 if __name__ == "__main__":

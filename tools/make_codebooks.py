@@ -73,7 +73,8 @@ def main():
         np.savez_compressed(
             path, words=words.astype(np.float16), seed=args.seed, descriptors=len(d), scikit_image=skimage.__version__
         )
-        print(f"{path}: {args.words} words of {d.shape[1]} from {len(d)} descriptors, {path.stat().st_size / 1024:.0f} KiB")
+        size = path.stat().st_size / 1024
+        print(f"{path}: {args.words} words of {d.shape[1]} from {len(d)} descriptors, {size:.0f} KiB")
 
 
 if __name__ == "__main__":

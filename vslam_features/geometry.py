@@ -21,7 +21,7 @@ from .types import Pose, Status
 _HOMOGRAPHY_SLACK = 1.5  # a point's error has two components there, the distance to a line has one
 _OFF_PLANE_SHARE = 0.05  # of the inliers, off the plane, determine the pose
 _ROTATION_SHARE = 0.9  # of the homography's inliers must fit a rotation to call it one
-_SECOND_SHARE = 0.85  # of the best pose's inliers make a second pose as good
+_SECOND_SHARE = 0.92  # of the best pose's inliers make a second pose as good
 _LINE_WIDTH = 1.5  # thresholds: narrower inliers are on a line, which determines no model
 _HALVES = 4  # of the data are searched for a second pose
 _SAME_ROTATION_DEG, _SAME_DIRECTION_DEG = 3.0, 20.0  # closer poses are one pose

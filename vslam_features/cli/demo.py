@@ -100,7 +100,8 @@ def _play(processes: Processes, bag: Path, out: Path, total: int, hz: float, spe
 
     topics, nodes = Topics(), "vslam_features.ros"
     remaps = _ros_args(remap={"image": topics.image, "camera_info": topics.camera_info, "pose": topics.pose})
-    parameters = {"pose_type": "pose", "image_qos": "reliable", "rectified": "'yes'"}
+    # Player and recorder share the two cores of a small machine: half of the default keypoints leave them room.
+    parameters = {"pose_type": "pose", "image_qos": "reliable", "rectified": "'yes'", "features.max_keypoints": 1024}
     pid = processes.start("front-end", f"{nodes}.frontend_node", *remaps, *_ros_args(parameters)[1:])
     recorder = {"out": out, "truth": bag, "name": f"demo {bag.parent.name}"}
     processes.start("recorder", f"{nodes}.recorder_node", *remaps, *_ros_args(recorder)[1:])

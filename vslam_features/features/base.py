@@ -59,8 +59,9 @@ class OpenCvExtractor(FeatureExtractor):
         found, descriptors = self._detect(grey, mask)
         keypoints = self._locate(found, grey.shape[::-1])
         scores = np.array([k.response for k in found], np.float32)
-        # A stable sort keeps the detector's order among ties, so that a replay repeats exactly.
-        best = np.argsort(-scores, kind="stable")[: self.max_keypoints]
+        # Detectors order ties as they like; here place, size and angle do, so that a replay repeats exactly.
+        ties = [(k.angle, k.size, k.pt[0], k.pt[1]) for k in found]
+        best = np.lexsort((*np.array(ties, np.float64).reshape(-1, 4).T, -scores))[: self.max_keypoints]
         factor = np.array(frame.image_size, np.float64) / np.array(grey.shape[::-1], np.float64)
         keypoints = (keypoints[best] + 0.5) * factor - 0.5
         return Features(

@@ -33,9 +33,8 @@ class Sift(OpenCvExtractor):
 
     @cached_property
     def _sift(self):
-        # nfeatures 0: OpenCV's own cut drops ties in an undefined order.
         return cv2.SIFT_create(
-            nfeatures=0,
+            nfeatures=self.max_keypoints,  # ties with the last one are kept
             contrastThreshold=self.options.contrast_threshold,
             edgeThreshold=self.options.edge_threshold,
         )
