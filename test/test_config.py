@@ -216,7 +216,7 @@ def test_an_installed_plugin_brings_its_own_options(tmp_path, monkeypatch):
         {"features": {"dots": "Dots"}},
         """
 from dataclasses import dataclass, field
-from vslam_features.config import option
+from vslam_features.options import option
 from vslam_features.features.sift import Sift
 
 class Dots(Sift):

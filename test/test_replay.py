@@ -14,12 +14,12 @@ from vslam_features.replay.files import write_json
 from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.loop_truth import LoopTruth
 from vslam_features.replay.metrics import judge_loops, metrics
+from vslam_features.replay.open_source import open_source
 from vslam_features.replay.pictures import side_by_side, with_header
 from vslam_features.replay.plots import _ticks, sparkline, timeline
 from vslam_features.replay.report import MEANING, judge, write_report
 from vslam_features.replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
 from vslam_features.replay.runner import replay
-from vslam_features.replay.source import open_source
 from vslam_features.types import Candidate, PairKind, Pose, Status
 
 SIZE = (200, 160)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vslam_features.config import Config
 from vslam_features.errors import BagError
 from vslam_features.replay.image_source import natural_key
-from vslam_features.replay.source import open_source
+from vslam_features.replay.open_source import open_source
 
 
 def check_stream(source, count=5):

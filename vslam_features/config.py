@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -20,28 +19,14 @@ import yaml
 
 from . import registry
 from .errors import ConfigError
-
-Scalar = typing.Union[bool, int, float, str]
-
-
-def option(default, doc: str, *, low: float = -math.inf, high: float = math.inf, choices: tuple[str, ...] = ()):
-    """A documented dataclass field with a range (numbers) or choices (strings)."""
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
-
-
-def _plugin(role: str, default: str, doc: str):
-    return field(default=default, metadata={"doc": doc, "role": role})
-
-
-def _options(role: str):
-    return field(default_factory=dict, metadata={"doc": f"Options of the chosen {role} plug-in.", "options_of": role})
+from .options import Scalar, check, option, plugin_name, plugin_options
 
 
 @dataclass(frozen=True)
 class FeaturesConfig:
     """Local features."""
 
-    name: str = _plugin("features", "sift", "Feature plug-in.")
+    name: str = plugin_name("features", "sift", "Feature plug-in.")
     max_keypoints: int = option(2048, "Keypoints kept an image, best first.", low=1, high=100_000)
     long_side: int = option(
         640, "Images are searched at this long side in pixels (never enlarged); 0: native size.", low=0, high=16384
@@ -51,15 +36,15 @@ class FeaturesConfig:
         "Keyframe descriptors in fp16: only if the round trip is exact, always, or never.",
         choices=("lossless", "always", "never"),
     )
-    options: dict = _options("features")
+    options: dict = plugin_options("features")
 
 
 @dataclass(frozen=True)
 class MatcherConfig:
     """Correspondences between two images."""
 
-    name: str = _plugin("matcher", "nearest", "Matcher plug-in.")
-    options: dict = _options("matcher")
+    name: str = plugin_name("matcher", "nearest", "Matcher plug-in.")
+    options: dict = plugin_options("matcher")
 
 
 @dataclass(frozen=True)
@@ -104,9 +89,9 @@ class KeyframesConfig:
 class RetrievalConfig:
     """Recognition of places by a global descriptor."""
 
-    name: str = _plugin("global", "vlad", "Global descriptor plug-in.")
-    options: dict = _options("global")
-    index: str = _plugin("index", "flat", "Index plug-in.")
+    name: str = plugin_name("global", "vlad", "Global descriptor plug-in.")
+    options: dict = plugin_options("global")
+    index: str = plugin_name("index", "flat", "Index plug-in.")
     top_k: int = option(5, "Candidates retrieved for a keyframe.", low=1, high=1000)
     min_similarity: float = option(-1.0, "Candidates of smaller cosine are left out.", low=-1.0, high=1.0)
     exclude_s: float = option(10.0, "Keyframes younger than this are no candidates.", low=0.0, high=1e6)
@@ -185,8 +170,7 @@ class Config:
     map_path: str = option("", "Map file; empty: a session file in the user's state folder.")
 
     def __post_init__(self):
-        values, problems = {}, []
-        _check(self, "", values, problems)
+        problems = check(self)
         if not problems and self.loops.consensus > self.loops.consensus_window:
             problems.append(
                 f"loops.consensus: {self.loops.consensus} keyframes can never agree within loops.consensus_window "
@@ -318,55 +302,3 @@ def flatten(data: dict, prefix: str = "") -> dict[str, Scalar]:
         else:
             out[f"{prefix}{key}"] = value
     return out
-
-
-def _check(group, prefix: str, values: dict, problems: list[str]) -> None:
-    """Validate a dataclass in place (converting int to float), collecting all problems."""
-    hints = typing.get_type_hints(type(group))
-    for f in fields(group):
-        value, name, m = getattr(group, f.name), prefix + f.name, f.metadata
-        if dataclasses.is_dataclass(value):
-            _check(value, name + ".", values, problems)
-        elif "options_of" in m:
-            _check_options(group, f, name, problems)
-        else:
-            checked = _check_value(name, value, hints[f.name], m, problems)
-            object.__setattr__(group, f.name, checked)
-
-
-def _check_options(group, f, name: str, problems: list[str]) -> None:
-    role = f.metadata["options_of"]
-    if group.name not in registry.names(role):
-        return  # reported with the name itself
-    cls = registry.get(role, group.name).Options
-    known = {o.name: o for o in fields(cls)}
-    given = getattr(group, f.name)
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        problems.append(f"{name}: {role} '{group.name}' has no option {unknown}; it has {sorted(known) or 'none'}")
-        return
-    hints, default = typing.get_type_hints(cls), cls()
-    full = {
-        n: _check_value(f"{name}.{n}", given.get(n, getattr(default, n)), hints[n], o.metadata, problems)
-        for n, o in known.items()
-    }
-    object.__setattr__(group, f.name, full)
-
-
-def _check_value(name: str, value, kind: type, meta, problems: list[str]):
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            value = float(value)  # also of a numpy scalar
-        except OverflowError:
-            value = math.inf if value > 0 else -math.inf
-    choices = registry.names(meta["role"]) if "role" in meta else meta.get("choices", ())
-    if isinstance(value, bool) and "yes" in choices:
-        value = "yes" if value else "no"  # YAML 1.1 reads a bare yes as true
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        problems.append(f"{name}: expected {kind.__name__}, got {type(value).__name__} ({value!r})")
-        return value
-    if choices and value not in choices:
-        problems.append(f"{name}: '{value}' is not one of {', '.join(choices)}")
-    if kind in (int, float) and not meta.get("low", -math.inf) <= value <= meta.get("high", math.inf):
-        problems.append(f"{name}: {value} is outside [{meta.get('low', -math.inf)}, {meta.get('high', math.inf)}]")
-    return value

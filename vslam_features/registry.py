@@ -3,7 +3,7 @@
 Roles: ``features``, ``matcher``, ``global`` (global descriptors), ``index``.
 A package adds its own with an entry point in the group
 ``vslam_features.<role>`` whose value is the class. Each class has a nested
-dataclass ``Options`` (its parameters, see ``config.option``).
+dataclass ``Options`` (its parameters, see ``options.option``).
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def run(args) -> int:
     from ..replay.files import write_json
     from ..replay.loop_truth import LoopTruth
     from ..replay.metrics import metrics
+    from ..replay.open_source import open_source
     from ..replay.report import write_report
     from ..replay.runner import replay
-    from ..replay.source import open_source
 
     config, explicit = load_config(args)
     with open_source(

@@ -8,7 +8,7 @@ from functools import cached_property
 import cv2
 import numpy as np
 
-from ..config import option
+from ..options import option
 from ..types import ModelIdentity
 from .base import OpenCvExtractor, raw_points
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..config import option
+from ..options import option
 from ..types import Features, Status
 from .base import Correspondences, Matcher, as_vectors
 
