@@ -25,8 +25,9 @@ import yaml
 from vslam_features import registry
 from vslam_features.camera import Camera
 from vslam_features.config import Config
-from vslam_features.geometry import Verifier, pose_difference_deg
+from vslam_features.geometry import Verifier
 from vslam_features.images import read_image, resize_long_side
+from vslam_features.two_view import pose_difference_deg
 from vslam_features.types import Frame, Pose
 
 THRESHOLDS = (5, 10, 20)

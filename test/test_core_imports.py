@@ -14,7 +14,7 @@ BLOCKED = ("rclpy", "torch", "onnx", "onnxruntime", "openvino", "tensorrt", "sen
 # comes of it, from its own.
 LEVELS = [
     "errors registry image_headers distortion camera images options config types share".split(),
-    "geometry solvers pose_track".split(),
+    "geometry two_view plane_pose solvers pose_track".split(),
     "features matching retrieval maps keyframes loops odometry_gate stages".split(),
     ["frontend"],
     ["replay"],

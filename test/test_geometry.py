@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from vslam_features.camera import Camera
 from vslam_features.config import GeometryConfig
 from vslam_features.errors import PluginError
-from vslam_features.geometry import (
-    Verifier,
-    fundamental_of,
-    gric,
-    homography_error,
-    pose_difference_deg,
-    sampson_error,
-)
+from vslam_features.geometry import Verifier
+from vslam_features.plane_pose import plane_poses, resolved_pose
 from vslam_features.solvers import OpenCv, make_solver
+from vslam_features.two_view import fundamental_of, gric, homography_error, pose_difference_deg, sampson_error
 from vslam_features.types import Pose, Status
 
 try:
@@ -112,6 +107,21 @@ def test_hypotheses_hold_the_truth(solver):
     found = plane.verify(solver=solver)
     assert 1 <= len(found.hypotheses) <= 2
     assert min(max(plane.errors_deg(h)) for h in found.hypotheses) < 2
+
+
+@pytest.mark.parametrize("off_plane", [0, 12])
+def test_points_off_the_plane_choose_between_its_poses(off_plane):
+    plane, rest = two_views(200, plane=True, noise=0.3, seed=3), two_views(off_plane or 1, noise=0.3, seed=4)
+    outliers = two_views(30, outliers=1.0, seed=5)
+    views = (plane, rest, outliers) if off_plane else (plane, outliers)
+    p0, p1 = np.concatenate([v.p0 for v in views]), np.concatenate([v.p1 for v in views])
+    poses = plane_poses(plane.p0, K, K, cv2.findHomography(plane.p0, plane.p1)[0])
+    pose = resolved_pose(poses, p0[200:], p1[200:], K, K, 1.0)
+    assert len(poses) == 2
+    if off_plane:
+        assert max(plane.errors_deg(pose)) < 2
+    else:
+        assert pose is None
 
 
 # -- what is not verified ----------------------------------------------------------------------

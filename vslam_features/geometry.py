@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 
 from .camera import Camera
 from .config import GeometryConfig
+from .plane_pose import plane_poses, resolved_pose, rotation_pose
 from .solvers import make_solver
+from .two_view import fundamental_of, gric, homography_error, pose_difference_deg, sampson_error
 from .types import Pose, Status
 
 _HOMOGRAPHY_SLACK = 1.5  # a point's error has two components there, the distance to a line has one
 _OFF_PLANE_SHARE = 0.05  # of the inliers, off the plane, determine the pose
-_ROTATION_SHARE = 0.9  # of the homography's inliers must fit a rotation to call it one
 _SECOND_SHARE = 0.92  # of the best pose's inliers make a second pose as good
 _LINE_WIDTH = 1.5  # thresholds: narrower inliers are on a line, which determines no model
 _HALVES = 4  # of the data are searched for a second pose
@@ -88,8 +88,12 @@ class Verifier:
         if plane is not None and self._plane_explains(p0, p1, F, inliers, *plane, threshold, calibrated):
             kind, inliers = "homography", plane[1]
             if calibrated:
-                pose = _rotation(p0, p1, camera0, camera1, inliers, threshold)
-                hypotheses = (pose,) if pose is not None else _plane_poses(p0[inliers], camera0, camera1, plane[0])
+                K0, K1, limit = camera0.K, camera1.K, _HOMOGRAPHY_SLACK * threshold
+                pose = rotation_pose(p0[inliers], p1[inliers], K0, K1, limit)
+                if pose is None:
+                    hypotheses = plane_poses(p0[inliers], K0, K1, plane[0])
+                    pose = resolved_pose(hypotheses, p0[~inliers], p1[~inliers], K0, K1, threshold)
+                hypotheses = (pose,) if pose is not None else hypotheses
         full = none.copy()
         if inliers is not None:
             full[valid] = inliers
@@ -150,54 +154,6 @@ class Verifier:
         return None
 
 
-def fundamental_of(pose: Pose, K0: np.ndarray, K1: np.ndarray) -> np.ndarray:
-    """F = K1^-T [t]x R K0^-1 (Hartley and Zisserman, 2nd ed., eq. 9.12)."""
-    x, y, z = pose.t
-    skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    return np.linalg.inv(K1).T @ skew @ pose.R @ np.linalg.inv(K0)
-
-
-def sampson_error(F: np.ndarray, p0: np.ndarray, p1: np.ndarray) -> np.ndarray:
-    """Squared Sampson distances (M,) in px^2 (Hartley and Zisserman, eq. 11.9)."""
-    h0, h1 = _homogeneous(p0), _homogeneous(p1)
-    line1, line0 = h0 @ F.T, h1 @ F
-    weight = (line1[:, :2] ** 2).sum(axis=1) + (line0[:, :2] ** 2).sum(axis=1)
-    return (h1 * line1).sum(axis=1) ** 2 / np.maximum(weight, 1e-12)
-
-
-def homography_error(H: np.ndarray, p0: np.ndarray, p1: np.ndarray) -> np.ndarray:
-    """Squared distances (M,) in px^2 of the pair to the nearest one that fits H, first order.
-
-    A quarter of the symmetric transfer error: half of the correction falls to
-    each image, so that the value compares with :func:`sampson_error`.
-    """
-    try:
-        inverse = np.linalg.inv(H)
-    except np.linalg.LinAlgError:
-        return np.full(len(p0), np.inf)
-    forward = ((_apply(H, p0) - p1) ** 2).sum(axis=1)
-    backward = ((_apply(inverse, p1) - p0) ** 2).sum(axis=1)
-    return (forward + backward) / 4
-
-
-def gric(squared_error: np.ndarray, sigma2: float, dimension: int, parameters: int) -> float:
-    """GRIC of a two-view model, lower is better (Torr, IJCV 2002, with r = 4 and lambda3 = 2).
-
-    ``dimension``: of the manifold, 2 for a homography, 3 for epipolar geometry.
-    """
-    n, r = len(squared_error), 4
-    robust = np.minimum(squared_error / sigma2, 2.0 * (r - dimension)).sum()
-    return float(robust + n * dimension * np.log(r) + parameters * np.log(r * max(n, 1)))
-
-
-def pose_difference_deg(a: Pose, b: Pose) -> tuple[float, float]:
-    """Angles in degrees between the rotations and between the translation directions of two poses."""
-    cosine = (np.trace(a.R.T @ b.R) - 1) / 2
-    lengths = np.linalg.norm(a.t) * np.linalg.norm(b.t)
-    direction = np.degrees(np.arccos(np.clip(a.t @ b.t / lengths, -1, 1))) if lengths > 0 else np.nan
-    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))), float(direction)
-
-
 def _distinct(points: np.ndarray, threshold: float) -> int:
     """How many of the (N, 2) points differ: one place that is matched many times is evidence of one."""
     return len(np.unique(np.round(points / threshold), axis=0))
@@ -206,41 +162,3 @@ def _distinct(points: np.ndarray, threshold: float) -> int:
 def _width(points: np.ndarray) -> float:
     """Standard deviation of (N, 2) points across the line that fits them best."""
     return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(points.T))[0], 0)))
-
-
-def _rotation(p0, p1, camera0, camera1, inliers, threshold) -> Pose | None:
-    """Pose of a pure rotation where one explains the homography's inliers (Kabsch on bearings), else None."""
-    b0, b1 = (_bearings(p[inliers], c.K) for p, c in ((p0, camera0), (p1, camera1)))
-    U, _, Vt = np.linalg.svd(b1.T @ b0)
-    R = U @ np.diag([1, 1, np.sign(np.linalg.det(U @ Vt))]) @ Vt
-    error = homography_error(camera1.K @ R @ np.linalg.inv(camera0.K), p0[inliers], p1[inliers])
-    if (error <= (_HOMOGRAPHY_SLACK * threshold) ** 2 / 2).mean() < _ROTATION_SHARE:
-        return None
-    return Pose(R, np.zeros(3), scale_known=False)
-
-
-def _plane_poses(p0, camera0: Camera, camera1: Camera, H: np.ndarray) -> tuple[Pose, ...]:
-    """The poses, two as a rule, that a plane seen in both images allows (Malis and Vargas, INRIA RR-6303)."""
-    normalised = np.linalg.inv(camera1.K) @ H @ camera0.K
-    _, rotations, translations, normals = cv2.decomposeHomographyMat(normalised, np.eye(3))
-    rays, out = _bearings(p0, camera0.K), []
-    for R, t, n in zip(rotations, translations, normals):
-        in_front, length = (rays @ n > 0).mean() > 0.5, np.linalg.norm(t)
-        if in_front and length > 0:
-            out.append(Pose(R, t / length, scale_known=False))
-    return tuple(out)
-
-
-def _bearings(points: np.ndarray, K: np.ndarray) -> np.ndarray:
-    rays = _homogeneous(points) @ np.linalg.inv(K).T
-    return rays / np.linalg.norm(rays, axis=1, keepdims=True)
-
-
-def _homogeneous(points: np.ndarray) -> np.ndarray:
-    return np.hstack([points, np.ones((len(points), 1))])
-
-
-def _apply(H: np.ndarray, points: np.ndarray) -> np.ndarray:
-    q = _homogeneous(points) @ H.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.abs(q[:, 2:]) > 1e-12, q[:, :2] / q[:, 2:], np.inf)

@@ -29,6 +29,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--features", metavar="NAME", help="feature plug-in, e.g. sift or orb")
     parser.add_argument("--matcher", metavar="NAME", help="matcher plug-in, e.g. nearest")
     add_camera_argument(parser)
+    parser.add_argument("--camera-b", metavar="K.yaml|FX,FY,CX,CY", help="calibration of B where it is another camera")
     add_config_arguments(parser)
 
 
@@ -43,7 +44,8 @@ def run(args) -> int:
     config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
     front_end = FrontEnd(config.with_values(loops__enabled=False))
     camera = read_camera(args.camera)
-    frames = [Frame(i, "camera", *_read(path, camera, config)) for i, path in enumerate((args.image0, args.image1))]
+    sides = (args.image0, camera), (args.image1, read_camera(args.camera_b) or camera)
+    frames = [Frame(i, "camera", *_read(*side, config)) for i, side in enumerate(sides)]
     start = time.perf_counter()
     features = [front_end.features.extract(frame) for frame in frames]
     matches = front_end.matcher.match(*features, *(frame.camera for frame in frames))
@@ -62,6 +64,7 @@ def run(args) -> int:
         "covisibility": matches.covisibility,
         "model": matches.model,
         "pose": _pose(matches.pose),
+        "hypotheses": [_pose(pose) for pose in matches.hypotheses],
         "features": config.features.name,
         "matcher": config.matcher.name,
         "runtime": matches.runtime,
