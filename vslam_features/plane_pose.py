@@ -13,7 +13,7 @@ _LEAST_OFF_PLANE, _LEAD = 8, 2  # points off the plane that choose between its p
 
 
 def rotation_pose(p0: np.ndarray, p1: np.ndarray, K0: np.ndarray, K1: np.ndarray, threshold_px: float) -> Pose | None:
-    """Pose of a pure rotation (zero ``t``) where one, by Kabsch on bearings, explains a homography's inliers; or None."""
+    """Pose of a pure rotation (zero ``t``) where one explains a homography's inliers (Kabsch on bearings), or None."""
     b0, b1 = bearings(p0, K0), bearings(p1, K1)
     U, _, Vt = np.linalg.svd(b1.T @ b0)
     R = U @ np.diag([1, 1, np.sign(np.linalg.det(U @ Vt))]) @ Vt
