@@ -49,7 +49,7 @@ def run(args) -> int:
     shutil.rmtree(out / "logs", ignore_errors=True)
     (out / "progress.json").unlink(missing_ok=True)
     with Processes(out / "logs", _environment(out)) as processes:
-        progress = _play(processes, bag, out, total, args.rate_hz, args.rate_hz / recorded_hz)
+        progress = _play(processes, args.scene, out, total, args.rate_hz, args.rate_hz / recorded_hz)
     numbers = json.loads((out / "metrics.json").read_text())
     problems = _problems(progress, numbers, total)
     print(_table(args, out, progress, numbers, total, time.monotonic() - start))
@@ -94,16 +94,16 @@ def _environment(out: Path) -> dict[str, str]:
     return env
 
 
-def _play(processes: Processes, bag: Path, out: Path, total: int, hz: float, speed: float) -> dict:
+def _play(processes: Processes, scene: str, out: Path, total: int, hz: float, speed: float) -> dict:
     """Start the processes, follow them to the end; the last progress. Raises ProcessError."""
     from ..replay.bag_writer import Topics
 
-    topics, nodes = Topics(), "vslam_features.ros"
+    topics, nodes, bag = Topics(), "vslam_features.ros", out / "bag"
     remaps = _ros_args(remap={"image": topics.image, "camera_info": topics.camera_info, "pose": topics.pose})
     # Player and recorder share the two cores of a small machine: half of the default keypoints leave them room.
     parameters = {"pose_type": "pose", "image_qos": "reliable", "rectified": "'yes'", "features.max_keypoints": 1024}
     pid = processes.start("front-end", f"{nodes}.frontend_node", *remaps, *_ros_args(parameters)[1:])
-    recorder = {"out": out, "truth": bag, "name": f"demo {bag.parent.name}"}
+    recorder = {"out": out, "truth": bag, "name": f"demo {scene}"}
     processes.start("recorder", f"{nodes}.recorder_node", *remaps, *_ros_args(recorder)[1:])
     _wait(processes, out, "front-end", lambda p: p.get("active") and p.get("connected"), 30, "the front-end to answer")
     player = {"path": bag, "rate": speed, "min_subscribers": 2}

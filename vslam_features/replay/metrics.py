@@ -42,7 +42,7 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "attempted": len(loops),
             "verified": sum(p.verified for p in loops),
             "ambiguous": sum(p.status == Status.AMBIGUOUS for p in loops),
-            "gated": len(log.gated),
+            "gated": log.gated,
             "pairs": [[p.kf_id, p.ref_kf_id] for p in loops if p.verified],
         },
         "retrieval": {

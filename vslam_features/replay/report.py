@@ -187,8 +187,11 @@ def _picture(pair: PairRecord, points: MatchPoints, keyframes: dict) -> dict:
 
 
 def _frame_ms(numbers: dict) -> tuple[str, str]:
-    frame = numbers["latency_ms"].get("frame")
-    return (f"{_ms(frame['p50'])} ms", f"median; p95 {_ms(frame['p95'])}") if frame else ("-", "not measured")
+    latency = numbers["latency_ms"]
+    for name, what in (("frame", "median"), ("image to keyframe", "till its keyframe came, median")):
+        if name in latency:
+            return f"{_ms(latency[name]['p50'])} ms", f"{what}; p95 {_ms(latency[name]['p95'])}"
+    return "-", "not measured"
 
 
 def _number(value) -> str:

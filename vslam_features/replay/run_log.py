@@ -96,7 +96,7 @@ class RunLog:
     keyframes: list[KeyframeRecord] = field(default_factory=list)
     descriptors: list[np.ndarray | None] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
-    gated: list[Candidate] = field(default_factory=list)
+    gated: int = 0
     pairs: list[PairRecord] = field(default_factory=list)
     latency_ms: dict[str, array] = field(default_factory=dict)
     latency_frame: dict[str, array] = field(default_factory=dict)

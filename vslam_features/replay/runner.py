@@ -104,7 +104,7 @@ def _record(log: RunLog, front_end: FrontEnd, position: int, tracked: Tracked, l
     pairs = list(tracked.pairs)
     if loops is not None:
         log.candidates += loops.candidates
-        log.gated += loops.gated
+        log.gated += len(loops.gated)
         log.add_descriptor(loops.keyframe.id, loops.keyframe.global_descriptor)
         pairs += loops.pairs
     for pair in pairs:

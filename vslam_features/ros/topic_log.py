@@ -132,6 +132,7 @@ class TopicLog:
         if self._pairs:
             log.notes["pair whose matches did not come"] = len(self._pairs)
         log.frames = counts["processed"]
+        log.gated = int(self._diagnostics.get("map", {}).get("loops_gated", 0))
         log.expected = log.expected or counts["received"]
         for name in ("dropped", "missing"):
             if counts[name]:
