@@ -5,10 +5,15 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
+from ..errors import ImageError
+
 _INLIER, _OUTLIER = (0, 200, 120), (255, 70, 70)
 _BAR, _TEXT = (24, 26, 30), (240, 240, 240)
 _GAP = 6
 _MAX_LINES = 120  # more hide the images; points are drawn for all
+_MAX_HEIGHT = 2160  # larger pictures show people nothing more
+_MAX_ASPECT, _LEAST_WIDTH = 4, 1280  # an image of 8000 x 1 pixels, brought to a height, would fill the memory
+_HEADER_WIDTH = 320
 
 
 def side_by_side(
@@ -24,16 +29,16 @@ def side_by_side(
     Args:
         image0, image1: uint8 grey or RGB.
         points0, points1: (M, 2) pixels of these images. inliers: (M,) bool.
-        height: both are scaled to it; 0: the larger of the two.
+        height: both are scaled to it, elongated ones less; 0: the larger of the two, at most 2160.
     Returns:
         uint8 (height, W, 3) RGB.
     """
-    height = height or max(image0.shape[0], image1.shape[0])
-    left, right = _scaled(image0, height), _scaled(image1, height)
+    height = height or min(max(image0.shape[0], image1.shape[0]), _MAX_HEIGHT)
+    (left, scale0), (right, scale1) = _scaled(image0, height), _scaled(image1, height)
     gap = np.full((height, _GAP, 3), 255, np.uint8)
     canvas = np.ascontiguousarray(np.hstack([left, gap, right]))
-    p0 = _to_canvas(points0, height / image0.shape[0], 0)
-    p1 = _to_canvas(points1, height / image1.shape[0], left.shape[1] + _GAP)
+    p0 = _to_canvas(points0, scale0, 0)
+    p1 = _to_canvas(points1, scale1, left.shape[1] + _GAP)
     for keep, colour, alpha in ((~inliers, _OUTLIER, 0.35), (inliers, _INLIER, 0.75)):
         if not keep.any():
             continue
@@ -48,6 +53,8 @@ def side_by_side(
 
 def with_header(image: np.ndarray, lines: list[str]) -> np.ndarray:
     """The RGB image below a dark bar with lines of text, in a size that fits its width."""
+    missing = max(_HEADER_WIDTH - image.shape[1], 0)
+    image = cv2.copyMakeBorder(image, 0, 0, 0, missing, cv2.BORDER_CONSTANT, value=_BAR)
     scale = min(1.0, max(0.35, image.shape[1] / 1400))
     longest = max(cv2.getTextSize(line, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)[0][0] for line in lines)
     scale *= min(1.0, (image.shape[1] - 16) / max(longest, 1))
@@ -66,15 +73,36 @@ def decode_jpeg(data: bytes | None, size: tuple[int, int]) -> np.ndarray:
     return cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
 
 
-def _scaled(image: np.ndarray, height: int) -> np.ndarray:
+def encode(image: np.ndarray, suffix: str, parameters: tuple[int, ...] = ()) -> bytes:
+    """The bytes of a file ``suffix`` (such as ``.png``) of a grey or RGB uint8 image. Raises ImageError."""
+    bgr = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    try:
+        done, data = cv2.imencode(suffix, bgr, parameters)
+    except cv2.error as error:
+        raise ImageError(f"picture: {_size(image)} cannot be written as {suffix}: {error.err}") from error
+    if not done:
+        raise ImageError(f"picture: {_size(image)} cannot be written as {suffix}; try another format")
+    return data.tobytes()
+
+
+def _size(image: np.ndarray) -> str:
+    return f"{image.shape[1]}x{image.shape[0]} pixels"
+
+
+def _scaled(image: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray]:
+    """RGB image of ``height``, padded below where its width sets the scale; and the scale of x and y."""
     if image.ndim == 2:
         image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
-    width = max(1, round(image.shape[1] * height / image.shape[0]))
-    shrink = cv2.INTER_AREA if height < image.shape[0] else cv2.INTER_LINEAR
-    return image if image.shape[0] == height else cv2.resize(image, (width, height), interpolation=shrink)
+    old = np.array(image.shape[1::-1])
+    scale = min(height / old[1], max(_MAX_ASPECT * height, _LEAST_WIDTH) / old[0])
+    new = np.maximum(np.round(old * scale), 1).astype(int)
+    if (new != old).any():
+        image = cv2.resize(image, new.tolist(), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
+    below = height - int(new[1])
+    return cv2.copyMakeBorder(image, 0, below, 0, 0, cv2.BORDER_CONSTANT, value=_BAR), new / old
 
 
-def _to_canvas(points: np.ndarray, scale: float, offset: int) -> np.ndarray:
+def _to_canvas(points: np.ndarray, scale: np.ndarray, offset: int) -> np.ndarray:
     """Pixels to canvas coordinates with four fractional bits, as OpenCV's drawing takes them."""
     moved = (np.asarray(points, np.float64).reshape(-1, 2) + 0.5) * scale - 0.5 + [offset, 0]
     return np.round(moved * 16).astype(int)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 from html import escape
 
-import cv2
 import numpy as np
 
 from ..types import PairKind, Status
+from .pictures import encode
 from .run_log import PairRecord, RunLog
 
 _WIDTH = 1000
 _MAX_BARS = 1000
+_MAX_ROWS = 800
 
 
 def timeline(pairs: list[PairRecord]) -> str:
@@ -64,7 +65,7 @@ def loop_matrix(log: RunLog) -> str:
     parts = []
     image = _similarity(log)
     if image is not None:
-        png = base64.b64encode(cv2.imencode(".png", image)[1].tobytes()).decode()
+        png = base64.b64encode(encode(image, ".png")).decode()
         parts.append(
             f'<image x="{left}" y="{top}" width="{side}" height="{side}" style="image-rendering:pixelated" '
             f'preserveAspectRatio="none" href="data:image/png;base64,{png}"/>'
@@ -155,20 +156,20 @@ def sparkline(values, frames, last_frame: int) -> str:
 
 def _similarity(log: RunLog) -> np.ndarray | None:
     """uint8 square, dark where alike, at most 800 px; None without descriptors."""
-    rows = [d for d in log.descriptors if d is not None]
-    if not rows:
+    size = next((len(d) for d in log.descriptors if d is not None), None)
+    if size is None:
         return None
-    n = len(log.keyframes)
-    table = np.zeros((n, len(rows[0])), np.float32)
-    for i, d in enumerate(log.descriptors):
-        if d is not None:
-            table[i] = d
+    # Some of the rows before the product, which is quadratic in them: no more of it can be seen.
+    n = min(len(log.descriptors), _MAX_ROWS)
+    table = np.zeros((n, size), np.float32)
+    for row, i in enumerate(np.linspace(0, len(log.descriptors) - 1, n).round().astype(int)):
+        if log.descriptors[i] is not None:
+            table[row] = log.descriptors[i]
     similarity = table @ table.T
     off = similarity[~np.eye(n, dtype=bool)]
     low, high = np.percentile(off, [2, 99.7])
     image = 255 - np.clip((similarity - low) / max(high - low, 1e-6) * 225, 0, 225)
-    image = image.astype(np.uint8)
-    return image if n <= 800 else cv2.resize(image, (800, 800), interpolation=cv2.INTER_AREA)
+    return image.astype(np.uint8)
 
 
 def _grid(left, top, width, height, high) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..images import resize_long_side
 from ..types import Candidate, PairKind, Pose, Status
+from .pictures import encode
 
 PICTURE_LONG_SIDE = 480
 
@@ -80,11 +81,12 @@ class RunLog:
     Attributes:
         source, config, models: plain descriptions of what ran, the same in each run.
         run: what differs between runs: times, machine, path.
-        frames: images processed, of ``expected``.
+        frames: images processed, of ``expected``; max_frames: stop asked for after so many, 0: none.
         latency_ms: stage -> milliseconds; latency_frame: stage -> the frame of each.
         faults: (where, stage, error) of the first hundred; fault_counts: stage -> all.
         skipped, notes: reason -> count (see ``Source``); examples: reason -> texts.
         incomplete: why the input was not read whole; empty where it was.
+        damaged, interrupted: the input ends in damage; somebody stopped the run (``incomplete`` says it too).
     """
 
     source: dict = field(default_factory=dict)
@@ -93,6 +95,7 @@ class RunLog:
     run: dict = field(default_factory=dict)
     frames: int = 0
     expected: int = 0
+    max_frames: int = 0
     keyframes: list[KeyframeRecord] = field(default_factory=list)
     descriptors: list[np.ndarray | None] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
@@ -106,6 +109,8 @@ class RunLog:
     notes: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     incomplete: str = ""
+    damaged: bool = False
+    interrupted: bool = False
     max_picture_bytes: int = 64 << 20
     max_descriptors: int = 2000
     max_pictures: int = 12
@@ -113,6 +118,12 @@ class RunLog:
     def __post_init__(self):
         self._picture_bytes = 0
         self._kept: dict[str, list[tuple]] = {"worst": [], "loops": [], "ambiguous": []}
+
+    @property
+    def expected_known(self) -> bool:
+        """False where ``expected`` is only what damage has left, so that nobody knows how many there were."""
+        read = self.frames + sum(self.skipped.values())
+        return not self.damaged or read < self.expected or 0 < self.max_frames <= self.frames
 
     def add_keyframe(self, record: KeyframeRecord, image: np.ndarray | None = None) -> None:
         """Add a keyframe, with its image where that is at hand, see ``add_picture``."""
@@ -171,6 +182,5 @@ def badness(pair: PairRecord) -> float:
 
 
 def encode_jpeg(image: np.ndarray, quality: int = 80) -> bytes:
-    """JPEG of a grey or RGB uint8 image."""
-    bgr = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-    return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
+    """JPEG of a grey or RGB uint8 image. Raises ImageError."""
+    return encode(image, ".jpg", (cv2.IMWRITE_JPEG_QUALITY, quality))
