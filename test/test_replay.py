@@ -2,6 +2,8 @@
 
 import json
 import re
+import tracemalloc
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -9,17 +11,17 @@ import pytest
 from bag_helpers import IMAGE, INFO, POSE, STEP, T0, Messages, write
 
 from vslam_features.config import Config
-from vslam_features.errors import DataError
+from vslam_features.errors import ConfigError, DataError, ImageError
 from vslam_features.replay.files import write_json
 from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.loop_truth import LoopTruth
 from vslam_features.replay.metrics import judge_loops, metrics
 from vslam_features.replay.open_source import open_source
-from vslam_features.replay.pictures import side_by_side, with_header
-from vslam_features.replay.plots import _ticks, sparkline, timeline
+from vslam_features.replay.pictures import encode, side_by_side, with_header
+from vslam_features.replay.plots import _similarity, _ticks, sparkline, timeline
 from vslam_features.replay.report import MEANING, judge, write_report
 from vslam_features.replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
-from vslam_features.replay.runner import replay
+from vslam_features.replay.runner import _without_folder, replay
 from vslam_features.types import Candidate, PairKind, Pose, Status
 
 SIZE = (200, 160)
@@ -97,6 +99,8 @@ def test_progress_and_max_frames(bag):
     seen = []
     log = run(bag, max_frames=4, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)] and log.frames == log.expected == 4 and not log.incomplete
+    with pytest.raises(ConfigError, match="-1"):
+        run(bag, max_frames=-1)
 
 
 def test_a_fault_in_a_stage_is_counted_and_the_rest_goes_on(bag, monkeypatch):
@@ -125,6 +129,8 @@ def test_a_partial_read_is_told(bag, tmp_path):
     assert 0 < m["frames"] < 30 and not m["input"]["complete"] and "damaged" in m["input"]["reason"]
     html = write_report(tmp_path / "r.html", log, m).read_text()
     assert "not read whole" in html and "damaged" in html
+    assert not log.expected_known and f"{m['frames']} images processed of a damaged input" in html
+    assert run(file, max_frames=3).expected_known
 
 
 # -- truth -------------------------------------------------------------------------------------
@@ -284,7 +290,73 @@ def test_match_pictures_mix_sizes_and_grey_with_colour():
     picture = side_by_side(grey, colour, points, points, np.array([True, False]))
     assert picture.shape == (80, 120 + 6 + 50, 3) and picture.max() > 0
     empty = side_by_side(grey, grey, points[:0], points[:0], np.zeros(0, bool))
-    assert with_header(empty, ["no_keypoints", "x" * 200]).shape[1] == empty.shape[1]
+    assert with_header(empty, ["no_keypoints", "x" * 200]).shape[1] == 320  # wide enough for words
+
+
+@pytest.mark.parametrize("shape", [(1, 8000), (8000, 1), (1, 60_000, 3)])
+@pytest.mark.parametrize("height", [0, 320])
+def test_elongated_images_make_no_huge_picture(shape, height):
+    long, square = np.full(shape, 200, np.uint8), np.zeros((512, 512), np.uint8)
+    end = np.array([[shape[1] - 1, shape[0] - 1]], np.float32)
+    for images in ((long, square), (long, long), (square, long)):
+        picture = with_header(side_by_side(*images, end, end, np.array([True]), height=height), ["ok", "x" * 80])
+        assert picture.nbytes < 40_000_000 and encode(picture, ".jpg") and picture.max() > 0
+
+
+def test_points_of_an_image_that_is_scaled_by_its_width_lie_on_it():
+    wide = np.zeros((100, 8000), np.uint8)
+    point = np.array([[7999, 99]], np.float32)
+    picture = side_by_side(
+        wide, np.zeros((320, 320), np.uint8), point, point[:, ::-1] * 0, np.array([False]), height=320
+    )
+    y, x = np.argwhere(picture[:, :1280, 0] > 60).T  # the circle at the end of the line
+    assert picture.shape == (320, 1280 + 6 + 320, 3) and x.max() > 1270 and abs(y[x > 1275].mean() - 16) < 4
+
+
+def test_a_picture_that_cannot_be_written_says_so():
+    with pytest.raises(ImageError, match="70000x1 pixels"):
+        encode(np.zeros((1, 70_000, 3), np.uint8), ".jpg")
+    with pytest.raises(ImageError, match="nope"):
+        encode(np.zeros((1, 7), np.uint8), ".nope")
+
+
+def test_the_similarity_of_a_long_run_takes_little_memory():
+    n, rng = 8000, np.random.default_rng(0)
+    log = RunLog(descriptors=[rng.normal(size=64).astype(np.float16) for _ in range(n)])
+    tracemalloc.start()
+    image = _similarity(log)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert image.shape == (800, 800) and (image.diagonal() < 60).all() and peak < 50e6
+
+
+def test_the_words_of_a_report_agree_with_their_numbers(tmp_path):
+    log = made_log(candidates=[(30, 5, 0)])
+    log.add_pair(PairRecord(PairKind.LOOP, Status.AMBIGUOUS, 30, 5, 50, 40))
+    log.add_pair(PairRecord(PairKind.TRACK, Status.OK, 1, 0, 50, 40))
+    log.add_fault("image 3", "match", "x")
+    html = write_report(tmp_path / "r.html", log, metrics(log)).read_text()
+    assert "1 of 1 pair of consecutive keyframes is connected" in html and "1 pair is ambiguous, 0 were" in html
+    assert "1 fault in stage match" in html and "what to do" in html
+    log = made_log()
+    log.add_pair(PairRecord(PairKind.TRACK, Status.OK, 1, 0, 50, 40))
+    assert "what to do" not in write_report(tmp_path / "r.html", log, metrics(log)).read_text()
+
+
+def test_advice_names_only_commands_that_exist():
+    from vslam_features.cli.main import build_parser
+
+    known = build_parser()._subparsers._group_actions[0].choices
+    for _, advice in MEANING.values():
+        for command in re.findall(r"'([a-z]+)[^']*'", advice):
+            assert command in known
+
+
+def test_examples_name_files_as_they_are_in_the_input(tmp_path):
+    folder = tmp_path / "f"
+    assert _without_folder(f"{folder}/1.png: cannot be read", folder) == "1.png: cannot be read"
+    assert _without_folder(f"/topic: {folder}: a message", folder) == "/topic: f: a message"
+    assert _without_folder("/data/x: image 3", Path("a")) == "/data/x: image 3"
 
 
 # -- real images ---------------------------------------------------------------------------------

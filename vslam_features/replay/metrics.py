@@ -54,6 +54,7 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "reason": log.incomplete,
             "skipped": log.skipped,
             "notes": log.notes,
+            "examples": {reason: texts[:3] for reason, texts in log.examples.items()},
         },
         "faults": dict(sorted(log.fault_counts.items())),
         "latency_ms": {stage: percentiles(values) for stage, values in log.latency_ms.items()},
@@ -63,6 +64,7 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "models": log.models,
             "libraries": libraries(),
             "source": log.source,
+            "max_frames": log.max_frames,
             "run": log.run,
         },
     }

@@ -38,7 +38,10 @@ MEANING = {
         "Verified, but another place looks as good, or too few keyframes agree yet.",
         "Not used as a loop. More keyframes, or a pose topic, settle it.",
     ),
-    Status.NON_FINITE: ("NaN or infinity in a model's output.", "A fault: check the model with 'models verify'."),
+    Status.NON_FINITE: (
+        "NaN or infinity in a model's output.",
+        "A fault of the model or its runtime: look at the images of these pairs; sift (features.name) has no model.",
+    ),
     Status.BACKEND_ERROR: ("A stage failed with an error.", "See the faults above."),
     Status.FAULT_RECOVERED: ("Right after a retry on the fallback runtime.", "Check the main runtime."),
 }
@@ -60,12 +63,17 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
     share = good / track["pairs"] if track["pairs"] else 1.0
     loops = numbers["loops"]
     closing = len({i for i, _ in loops["pairs"]})
-    lines = [f"{log.frames} of {log.expected} images processed, {len(log.keyframes)} became keyframes."]
+    images = f"{log.frames} of {many(log.expected, 'image')} processed"
+    if not log.expected_known:
+        images = f"{many(log.frames, 'image')} processed of a damaged input"
+    lines = [f"{images}; {len(log.keyframes)} became {_be(len(log.keyframes), 'a keyframe', 'keyframes')}."]
     if track["pairs"]:
-        lines.append(f"{good} of {track['pairs']} pairs of consecutive keyframes are connected ({share:.0%}).")
+        pairs = many(track["pairs"], "pair")
+        lines.append(f"{good} of {pairs} of consecutive keyframes {_be(good, 'is', 'are')} connected ({share:.0%}).")
     lines.append(
-        f"{closing} keyframes closed a loop ({loops['verified']} verified pairs of {loops['attempted']} tried); "
-        f"{loops['ambiguous']} pairs are ambiguous, {loops['gated']} were impossible by odometry."
+        f"{many(closing, 'keyframe')} closed a loop ({many(loops['verified'], 'verified pair')} of "
+        f"{loops['attempted']} tried); {many(loops['ambiguous'], 'pair')} {_be(loops['ambiguous'], 'is', 'are')} "
+        f"ambiguous, {loops['gated']} {_be(loops['gated'], 'was', 'were')} impossible by odometry."
         if log.candidates
         else "No earlier place was retrieved, so no loop was tried."
     )
@@ -73,8 +81,8 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
     if truth and truth["queries"]:
         lines.append(
             f"Against the true revisits: recall@1 {truth['recall_at_1']:.1%}, recall@5 {truth['recall_at_5']:.1%} of "
-            f"{truth['queries']} queries; {truth['queries_with_loop']} have a verified true loop; "
-            f"{len(truth['false_loops'])} loops are false."
+            f"{many(truth['queries'], 'query', 'queries')}; verified true loops: {truth['queries_with_loop']}; "
+            f"false loops: {len(truth['false_loops'])}."
         )
     if not log.frames:
         return Verdict("bad", "Nothing was processed", lines)
@@ -89,11 +97,21 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
     return Verdict("good", "Complete", lines)
 
 
+def many(n: int, word: str, words: str = "") -> str:
+    """``1 pair``, ``2 pairs``."""
+    return f"{n} {word if n == 1 else words or word + 's'}"
+
+
+def _be(n: int, one: str, more: str) -> str:
+    return one if n == 1 else more
+
+
 def write_report(path: Path, log: RunLog, numbers: dict) -> Path:
     """Write the report of a run whose ``metrics`` are ``numbers``; all or nothing. Raises OSError."""
     template = (resources.files("vslam_features") / "replay" / "report.html.j2").read_text(encoding="utf-8")
     # The page must open anywhere: everything is inline, nothing is fetched.
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["many"] = many
     html = environment.from_string(template).render(**_context(log, numbers))
     write_whole(Path(path), html.encode())
     return Path(path)
@@ -115,7 +133,7 @@ def _context(log: RunLog, numbers: dict) -> dict:
         "faults": log.faults,
         "fault_counts": log.fault_counts,
         "summary": [
-            ("images", n["frames"], f"of {log.expected}"),
+            ("images", n["frames"], f"of {log.expected}" if log.expected_known else "the input is damaged"),
             ("keyframes", n["keyframes"], ""),
             ("matches a pair", _number(n["by_kind"].get("track", n)["matches_median"]), "median, consecutive"),
             ("inliers a pair", _number(n["by_kind"].get("track", n)["inliers_median"]), "median, consecutive"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 
 import cv2
 
 from ..config import Config
+from ..errors import ConfigError
 from ..frontend import FrontEnd
 from ..types import Frame, Keyframe, Loops, PairResult, Tracked
 from .run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
@@ -33,28 +36,33 @@ def replay(
         rate: pace by the stamps, 1 is real time; 0: as fast as possible. Results do not depend on it.
         max_frames: stop after so many frames; 0: all.
     Returns:
-        The log; ``incomplete`` says why a read is partial.
+        The log; ``incomplete`` says why a read is partial. An interrupt (Ctrl-C) ends the run,
+        not the program: what was done by then is in the log, and ``interrupted`` is set.
     Raises:
+        ConfigError: max_frames is negative.
         PluginError: a plug-in or its library is missing.
     """
+    if max_frames < 0:
+        raise ConfigError(f"max_frames: expected a number >= 0 (0 is all), got {max_frames}")
     config = config or source.config
     front_end = FrontEnd(config)
     expected = min(len(source), max_frames) if max_frames else len(source)
-    log = RunLog(source.describe(), config.to_dict(), _models(front_end), expected=expected)
+    log = RunLog(source.describe(), config.to_dict(), _models(front_end), expected=expected, max_frames=max_frames)
     started, clock = datetime.now(timezone.utc), _Clock(rate)
-    for frame in source:
-        clock.wait(frame.stamp_ns)
-        start = time.perf_counter()
-        tracked, loops = front_end.process(frame)
-        elapsed = (time.perf_counter() - start) * 1e3
-        _record(log, front_end, source.position, tracked, loops, elapsed)
-        if progress:
-            progress(source.position + 1, expected)
-        if max_frames and log.frames >= max_frames:
-            break
-    log.skipped, log.notes = dict(source.skipped.counts), dict(source.notes.counts)
-    log.examples = {**source.skipped.examples, **source.notes.examples}
-    log.incomplete = source.reason
+    try:
+        for frame in source:
+            clock.wait(frame.stamp_ns)
+            start = time.perf_counter()
+            tracked, loops = front_end.process(frame)
+            elapsed = (time.perf_counter() - start) * 1e3
+            _record(log, front_end, source.position, tracked, loops, elapsed)
+            if progress:
+                progress(source.position + 1, expected)
+            if max_frames and log.frames >= max_frames:
+                break
+    except KeyboardInterrupt:
+        log.interrupted = True
+    _account(log, source)
     log.run = {
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(clock.elapsed(), 3),
@@ -65,6 +73,24 @@ def replay(
         "opencv_threads": cv2.getNumThreads(),
     }
     return log
+
+
+def _account(log: RunLog, source: Source) -> None:
+    """What became no frame, and why the log is partial where it is."""
+    log.skipped, log.notes = dict(source.skipped.counts), dict(source.notes.counts)
+    examples = {**source.skipped.examples, **source.notes.examples}
+    log.examples = {k: [_without_folder(t, source.path) for t in texts] for k, texts in examples.items() if texts}
+    log.damaged = bool(source.damage)
+    reasons = [f"interrupted after {log.frames} of {log.expected} images"] if log.interrupted else []
+    log.incomplete = "; ".join([*reasons, source.reason] if source.reason else reasons)
+    if 0 < log.max_frames <= log.frames and source.position + 1 < len(source):
+        log.notes[f"stopped after {log.frames} of {len(source)} images as asked"] = 1
+
+
+def _without_folder(text: str, path: Path) -> str:
+    """The text with files named as they are in the input: the numbers of a run are the same wherever it lies."""
+    text = re.sub(rf"(^|: ){re.escape(str(path))}/", r"\1", text)
+    return re.sub(rf"(^|: ){re.escape(str(path))}(?=: )", lambda m: m[1] + path.name, text)
 
 
 class _Clock:
