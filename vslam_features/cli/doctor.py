@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -33,6 +34,7 @@ def add_parser(subparsers) -> None:
         help="check this installation and machine",
         description="Check libraries, ROS, files and resources; each line says what to do.",
         epilog="example: vslam-features doctor\nThe exit code is 1 if a line is FAIL, else 0.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
