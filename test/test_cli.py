@@ -13,6 +13,8 @@ from skimage import data as skimage_data
 
 from vslam_features.cli.common import read_camera
 from vslam_features.cli.main import COMMANDS, main
+from vslam_features.cli.match import _pose_text
+from vslam_features.cli.replay import _out_name
 from vslam_features.errors import CameraError
 
 MATCH_KEYS = {
@@ -71,10 +73,52 @@ def test_match_takes_a_camera_as_numbers_or_file(images, tmp_path, capsys):
     assert from_file["num_inliers"] == r["num_inliers"] and from_file["pose"] == r["pose"]
 
 
-@pytest.mark.parametrize("text", ["1,2,3", "a,b,c,d", "missing.yaml"])
+@pytest.mark.parametrize("text", ["1,2,3", "a,b,c,d", "missing.yaml", "nan,1,1,1", "1,inf,1,1", "0,1,1,1", "1,-1,1,1"])
 def test_a_wrong_camera_says_what_is_expected(text):
-    with pytest.raises(CameraError, match="--camera"):
-        read_camera(text)
+    with pytest.raises(CameraError, match="--camera-b .*"):
+        read_camera(text, "--camera-b")
+
+
+def test_a_camera_file_of_no_camera_is_named(tmp_path):
+    file = tmp_path / "k.yaml"
+    file.write_text("image_width: 4\nimage_height: 3\ncamera_matrix: {data: [-4,0,2,0,4,1,0,0,1]}\n")
+    with pytest.raises(CameraError, match="--camera .*k.yaml.*focal"):
+        read_camera(str(file))
+
+
+def test_match_of_an_elongated_image_draws_a_picture(images, tmp_path, capsys):
+    cv2.imwrite(str(tmp_path / "wide.png"), texture(1, 1, 8000))
+    for name in ("m.png", "m.jpg"):
+        assert main(["match", str(tmp_path / "wide.png"), str(images / "cat.png"), "--viz", str(tmp_path / name)]) == 0
+        assert cv2.imread(str(tmp_path / name)).size < 10_000_000
+
+
+def test_match_says_why_there_is_no_pose(images, tmp_path, capsys):
+    camera = ["--camera", "400,400,200,150"]
+    assert main(["match", str(images / "cat.png"), str(images / "cat.png"), *camera]) == 0
+    assert "pose of A in B: pure rotation by 0.00 degrees" in capsys.readouterr().out
+    assert main(["match", str(images / "cat.png"), str(images / "cat.png")]) == 0
+    assert "pose of A" not in capsys.readouterr().out
+
+
+def test_pose_texts():
+    turned = {"R": [[0.0, -1, 0], [1, 0, 0], [0, 0, 1]], "t": [0.0, 0, 0], "scale_known": False}
+    r = {"pose": turned, "hypotheses": [turned], "status": "ok"}
+    assert _pose_text(r) == "pure rotation by 90.00 degrees"
+    assert _pose_text({**r, "pose": {**turned, "t": [1.0, 0, 0]}}) == "t = (1.000, 0.000, 0.000), direction only"
+    r |= {"pose": None, "hypotheses": [turned] * 2}
+    assert _pose_text(r) == "none, a plane determines no single pose: 2 hypotheses"
+    assert _pose_text({**r, "status": "degenerate"}) == "none, 2 motions explain the matches about equally well"
+    assert "on a line" in _pose_text({**r, "status": "degenerate", "hypotheses": []})
+
+
+def test_a_dark_image_of_16_bit_gets_a_hint(images, tmp_path, capsys):
+    cv2.imwrite(str(tmp_path / "dark.png"), texture(1, 240, 320).astype(np.uint16))
+    pair = ["match", tmp_path / "dark.png", images / "cat.png", "--json"]
+    _, r = run_json(capsys, *pair)
+    assert r["status"] == "no_keypoints" and "--set image_max_value=255" in r["detail"]
+    _, r = run_json(capsys, *pair, "--set", "image_max_value=255")
+    assert r["status"] != "no_keypoints" and r["detail"] == ""
 
 
 def failing(capsys, *argv):
@@ -155,16 +199,21 @@ def test_replay_options_reach_the_run(images, tmp_path, capsys):
 
 
 def test_replay_of_a_config_file_keeps_what_it_sets(images, tmp_path, capsys):
-    (tmp_path / "c.yaml").write_text("/**:\n  ros__parameters:\n    retrieval: {exclude_s: 10.0}\n")
+    (tmp_path / "c.yaml").write_text("/**:\n  ros__parameters:\n    retrieval: {exclude_s: 12.0}\n")
     _, m = run_json(capsys, "replay", images, "--out", tmp_path / "o", "--json", "--config", tmp_path / "c.yaml")
     config = m["provenance"]["config"]["retrieval"]
-    assert config["exclude_s"] == 10.0 and config["exclude_frames"] == 10
+    assert config["exclude_s"] == 12.0 and config["exclude_frames"] == 10
+
+
+def cut_bag(path):
+    """A recording of 40 images whose end is missing."""
+    file = write(path, stream(40)) / f"{path.name}.mcap"
+    file.write_bytes(file.read_bytes()[:-40_000])
+    return path
 
 
 def test_a_partial_read_writes_everything_and_exits_1(tmp_path, capsys):
-    bag = write(tmp_path / "bag", stream(40))
-    file = bag / "bag.mcap"
-    file.write_bytes(file.read_bytes()[:-40_000])
+    bag = cut_bag(tmp_path / "bag")
     out = tmp_path / "out"
     assert main(["replay", str(bag), "--out", str(out)]) == 1
     captured = capsys.readouterr()
@@ -182,6 +231,90 @@ def test_an_unreadable_image_makes_it_partial_and_none_at_all_an_error(tmp_path,
     assert main(["replay", str(folder), "--out", str(tmp_path / "o")]) == 1
     captured = capsys.readouterr()
     assert "1 x unreadable image" in captured.err and "1 x unreadable image" in captured.out
+    assert "1.png: " in captured.out and str(tmp_path / "f") not in captured.out
+    (text,) = json.loads((tmp_path / "o" / "metrics.json").read_text())["input"]["examples"]["unreadable image"]
+    assert text.startswith("1.png: ")
+
+
+def test_a_run_of_nothing_takes_no_nan(tmp_path, capsys):
+    (tmp_path / "1.png").write_bytes(b"x")
+    assert main(["replay", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_max_frames_leaves_a_trace(images, tmp_path, capsys):
+    code, m = run_json(capsys, "replay", images, "--out", tmp_path / "o", "--json", "--max-frames", "2")
+    assert code == 0 and m["provenance"]["max_frames"] == 2
+    assert m["input"]["notes"]["stopped after 2 of 4 images as asked"] == 1 and m["input"]["complete"]
+    _, m = run_json(capsys, "replay", images, "--out", tmp_path / "o", "--json", "--max-frames", "4")
+    assert not any("as asked" in note for note in m["input"]["notes"])
+
+
+def test_a_truth_of_another_sequence_is_refused_before_the_run(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vslam_features.replay.runner.replay", lambda *_, **__: 1 / 0)
+    for size in (3, 5):
+        cv2.imwrite(str(tmp_path / "m.png"), np.zeros((size, size), np.uint8))
+        code, err = failing(capsys, "replay", images, "--loop-matrix", tmp_path / "m.png", "--max-frames", "3",
+                            "--out", tmp_path / "o")  # fmt: skip
+        assert code == 1 and f"of {size} images" in err and "has 4" in err and "--loop-matrix" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_damaged_recording_may_have_fewer_images_than_its_truth(tmp_path, capsys):
+    file = cut_bag(tmp_path / "bag") / "bag.mcap"  # without metadata.yaml nobody knows how many there were
+    cv2.imwrite(str(tmp_path / "m.png"), np.zeros((40, 40), np.uint8))
+    argv = ["replay", str(file), "--loop-matrix", str(tmp_path / "m.png"), "--out", str(tmp_path / "o")]
+    assert main(argv) == 1
+    captured = capsys.readouterr()
+    frames = json.loads((tmp_path / "o" / "metrics.json").read_text())["frames"]
+    assert f"{frames}, the input is damaged" in captured.out and f"{frames} of {frames}" not in captured.out
+
+
+def test_an_earlier_run_does_not_shine_through(images, tmp_path, capsys):
+    for name in ("metrics.json", "report.html", "mine.txt"):
+        (tmp_path / name).write_text("old")
+    assert main(["replay", str(images), "--out", str(tmp_path), "--no-report", "--max-frames", "1"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.json", "mine.txt"]
+
+
+def test_an_interrupt_keeps_what_was_done(images, tmp_path, capsys, monkeypatch):
+    from vslam_features.frontend import FrontEnd
+
+    process, calls = FrontEnd.process, []
+
+    def stops(self, frame):
+        calls.append(frame)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return process(self, frame)
+
+    monkeypatch.setattr(FrontEnd, "process", stops)
+    assert main(["replay", str(images), "--out", str(tmp_path)]) == 130
+    captured = capsys.readouterr()
+    m = json.loads((tmp_path / "metrics.json").read_text())
+    assert m["frames"] == 2 and not m["input"]["complete"]
+    assert m["input"]["reason"] == "interrupted after 2 of 4 images" and m["input"]["reason"] in captured.err
+    assert "interrupted after 2" in (tmp_path / "report.html").read_text() and "2 of 4" in captured.out
+
+
+def test_an_unusable_out_is_refused_before_the_run(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vslam_features.replay.runner.replay", lambda *_, **__: 1 / 0)
+    (tmp_path / "file").write_text("")
+    outs = [tmp_path / "file", tmp_path / "file" / "under"]
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "locked").mkdir(mode=0o500)
+        outs += [tmp_path / "locked", tmp_path / "locked" / "new"]
+    (tmp_path / "odd" / "metrics.json").mkdir(parents=True)
+    for out in [*outs, tmp_path / "odd"]:
+        code, err = failing(capsys, "replay", images, "--out", out)
+        assert code == 1 and f"--out {out}: " in err and "folder" in err
+
+
+def test_parts_of_a_recording_go_to_different_folders(tmp_path):
+    for name in ("run.1.mcap", "run.2.mcap"):
+        (tmp_path / name).write_bytes(b"")
+    assert _out_name(tmp_path / "run.1.mcap", "run") == "run.1" != _out_name(tmp_path / "run.2.mcap", "run")
+    assert _out_name(tmp_path, "folder") == "folder"
 
 
 def test_faults_exit_3(images, tmp_path, capsys, monkeypatch):
@@ -235,12 +368,15 @@ def test_doctor_survives_a_broken_check(capsys, monkeypatch):
 @pytest.mark.parametrize("verb", ["", "match", "replay", "doctor"])
 def test_every_help_has_an_example(verb, capsys):
     assert main([*([verb] if verb else []), "--help"]) == 0
-    assert "example: vslam-features" in capsys.readouterr().out
+    assert "example: vslam-features" in (out := capsys.readouterr().out)
+    # The epilog keeps its lines.
+    assert verb != "doctor" or "example: vslam-features doctor\n" in out
 
 
 def test_wrong_usage_is_2(capsys):
     assert main([]) == 2 and main(["nope"]) == 2 and main(["match"]) == 2
-    assert main(["replay", "x", "--rate", "-1"]) == 2
+    assert main(["replay", "x", "--rate", "-1"]) == 2 and main(["replay", "x", "--max-frames", "-5"]) == 2
+    assert main(["replay", "x", "--pose-topic", "/pose", "--no-pose"]) == 2
     assert "match" in COMMANDS and "usage" in capsys.readouterr().err
 
 

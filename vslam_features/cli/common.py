@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import yaml
@@ -52,20 +53,23 @@ def add_camera_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_camera(text: str | None) -> Camera | tuple[float, float, float, float] | None:
-    """A Camera from a calibration file, or (fx, fy, cx, cy) in pixels. Raises CameraError."""
+def read_camera(text: str | None, option: str = "--camera") -> Camera | tuple[float, float, float, float] | None:
+    """A Camera from a calibration file, or (fx, fy, cx, cy) in pixels. Raises CameraError that names the ``option``."""
     if not text:
         return None
     if "," in text and not Path(text).exists():
         try:
             fx, fy, cx, cy = (float(part) for part in text.split(","))
         except ValueError:
-            raise CameraError(f"--camera {text}: expected four numbers FX,FY,CX,CY, or a YAML file") from None
+            raise CameraError(f"{option} {text}: expected four numbers FX,FY,CX,CY, or a YAML file") from None
+        # Here rather than at each image: the run would go through the whole input and skip all of it.
+        if not all(map(math.isfinite, (fx, fy, cx, cy))) or min(fx, fy) <= 0:
+            raise CameraError(f"{option} {text}: expected finite numbers FX,FY,CX,CY in pixels, FX and FY above 0")
         return fx, fy, cx, cy
     try:
         data = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CameraError(f"--camera {text}: cannot be read: {error}") from error
+        raise CameraError(f"{option} {text}: cannot be read: {error}") from error
     try:
         D = data.get("distortion_coefficients", {"data": []})["data"]
         return Camera(
@@ -75,9 +79,11 @@ def read_camera(text: str | None) -> Camera | tuple[float, float, float, float] 
             D,
             data.get("distortion_model", "plumb_bob"),
         )
+    except CameraError as error:
+        raise CameraError(f"{option} {text}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CameraError(
-            f"--camera {text}: expected image_width, image_height, camera_matrix.data (9 numbers) and, where "
+            f"{option} {text}: expected image_width, image_height, camera_matrix.data (9 numbers) and, where "
             f"distorted, distortion_model and distortion_coefficients.data; {type(error).__name__}: {error}"
         ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def run(args) -> int:
     config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
     front_end = FrontEnd(config.with_values(loops__enabled=False))
     camera = read_camera(args.camera)
-    sides = (args.image0, camera), (args.image1, read_camera(args.camera_b) or camera)
+    sides = (args.image0, camera), (args.image1, read_camera(args.camera_b, "--camera-b") or camera)
     frames = [Frame(i, "camera", *_read(*side, config)) for i, side in enumerate(sides)]
     start = time.perf_counter()
     features = [front_end.features.extract(frame) for frame in frames]
@@ -63,6 +64,7 @@ def run(args) -> int:
         "inlier_ratio": round(matches.num_inliers / len(matches), 4) if len(matches) else None,
         "covisibility": matches.covisibility,
         "model": matches.model,
+        "calibrated": all(frame.camera is not None for frame in frames),
         "pose": _pose(matches.pose),
         "hypotheses": [_pose(pose) for pose in matches.hypotheses],
         "features": config.features.name,
@@ -70,7 +72,7 @@ def run(args) -> int:
         "runtime": matches.runtime,
         "elapsed_ms": round(elapsed_ms, 3),
         "match_ms": round(matches.elapsed_ms, 3),
-        "detail": matches.detail,
+        "detail": matches.detail or _too_dark(sides, features, config),
     }
     if args.viz:
         _draw(args.viz, frames, features, matches, result)
@@ -83,6 +85,22 @@ def _read(path: Path, camera, config):
 
     image = read_any_image(path, config.image_max_value or None)
     return image, camera_for(camera, (image.shape[1], image.shape[0]))
+
+
+def _too_dark(sides, features, config) -> str:
+    """Why an image of 16 bit has no keypoints: cameras of 10 or 12 bit fill the lowest ones, which 8 bit drop."""
+    import cv2
+
+    for (path, _), found in zip(sides, features):
+        if len(found) or config.image_max_value:
+            continue
+        samples = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        if samples is not None and samples.dtype == "uint16" and 0 < samples.max() < 16384:
+            return (
+                f"{path} has 16 bit a sample and none above {samples.max()}, so it is dark; "
+                f"say what is white: --set image_max_value={samples.max()}"
+            )
+    return ""
 
 
 def _pose(pose) -> dict | None:
@@ -101,12 +119,30 @@ def _text(r: dict, viz: Path | None) -> str:
         width, height = r[f"image_size{i}"]
         lines.append(f"  {r[f'image{i}']}: {width}x{height}, {r[f'num_keypoints{i}']} keypoints")
     lines.append(f"  {r['features']} + {r['matcher']} on {r['runtime']}, {r['elapsed_ms']:.0f} ms")
-    if r["pose"]:
-        t = ", ".join(f"{v:.3f}" for v in r["pose"]["t"])
-        lines.append(f"  pose of A in B: t = ({t}){'' if r['pose']['scale_known'] else ', direction only'}")
+    if r["calibrated"] and r["status"] in ("ok", "fault_recovered", "degenerate"):
+        lines.append(f"  pose of A in B: {_pose_text(r)}")
     if viz:
         lines.append(f"  picture: {viz}")
     return "\n".join(lines)
+
+
+def _pose_text(r: dict) -> str:
+    """The pose in words, or why there is none."""
+    pose, count = r["pose"], len(r["hypotheses"])
+    if pose and not any(pose["t"]):
+        R = pose["R"]
+        # By the sine as well: the cosine alone loses half of the digits near no rotation.
+        sine = math.hypot(R[2][1] - R[1][2], R[0][2] - R[2][0], R[1][0] - R[0][1])
+        degrees = math.degrees(math.atan2(sine, R[0][0] + R[1][1] + R[2][2] - 1))
+        return f"pure rotation by {degrees:.2f} degrees"
+    if pose:
+        t = ", ".join(f"{v:.3f}" for v in pose["t"])
+        return f"t = ({t}){'' if pose['scale_known'] else ', direction only'}"
+    if r["status"] == "degenerate":
+        if not count:
+            return "none, the inliers lie on a line, which determines no motion"
+        return f"none, {count} motions explain the matches about equally well"
+    return f"none, a plane determines no single pose: {count} {'hypothesis' if count == 1 else 'hypotheses'}"
 
 
 def _check_picture_path(path: Path | None) -> None:
@@ -127,10 +163,8 @@ def _check_picture_path(path: Path | None) -> None:
 
 
 def _draw(path: Path, frames, features, matches, r: dict) -> None:
-    import cv2
-
     from ..replay.files import write_whole
-    from ..replay.pictures import side_by_side, with_header
+    from ..replay.pictures import encode, side_by_side, with_header
 
     points = [f.keypoints[matches.pairs[:, i]] for i, f in enumerate(features)]
     canvas = side_by_side(frames[0].image, frames[1].image, *points, matches.inliers)
@@ -140,5 +174,4 @@ def _draw(path: Path, frames, features, matches, r: dict) -> None:
         f"{r['features']} + {r['matcher']}, {r['num_keypoints0']} and {r['num_keypoints1']} keypoints, "
         f"{r['model'] or 'no model'}",
     ]
-    canvas = cv2.cvtColor(with_header(canvas, header), cv2.COLOR_RGB2BGR)
-    write_whole(path, cv2.imencode(path.suffix.lower(), canvas)[1].tobytes())
+    write_whole(path, encode(with_header(canvas, header), path.suffix.lower()))

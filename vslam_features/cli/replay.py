@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
 from .common import add_camera_argument, add_config_arguments, load_config, read_camera
+
+METRICS, REPORT = "metrics.json", "report.html"
 
 
 def add_parser(subparsers) -> None:
@@ -19,7 +23,8 @@ def add_parser(subparsers) -> None:
         "end.\nResults do not depend on the rate. In a folder of images every image is a keyframe and candidates are\n"
         "at least 10 images older, unless the configuration says otherwise.",
         epilog="example: vslam-features replay my_bag --image-topic /camera/infra1/image_rect_raw --out out/run1\n"
-        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages failed.",
+        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages failed; 130 "
+        "interrupted\n(Ctrl-C; what was done by then is written).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", type=Path, metavar="BAG|IMAGE_DIR", help="what to read")
@@ -28,15 +33,17 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--no-report", dest="report", action="store_false", help="write metrics.json only")
     parser.add_argument("--rate", type=_not_negative, default=0.0, metavar="R",
                         help="replay at R times real time (default 0: as fast as possible)")  # fmt: skip
-    parser.add_argument("--max-frames", type=int, default=0, metavar="N", help="stop after N images")
+    parser.add_argument("--max-frames", type=_count, default=0, metavar="N",
+                        help="stop after N images (default 0: all)")  # fmt: skip
     parser.add_argument("--loop-matrix", type=Path, metavar="PNG",
                         help="truth for recall: grey square picture, 255 at [i, j] where image j is a true revisit of "
                         "image i; or a ground_truth.npz (found by itself in the bag of a rendered scene)")  # fmt: skip
     group = parser.add_argument_group("topics of a recording (found by themselves where one fits)")
     group.add_argument("--image-topic", metavar="TOPIC")
     group.add_argument("--camera-info-topic", metavar="TOPIC")
-    group.add_argument("--pose-topic", metavar="TOPIC", help="PoseStamped or Odometry")
-    group.add_argument("--no-pose", dest="use_pose", action="store_false", help="leave poses out")
+    poses = group.add_mutually_exclusive_group()
+    poses.add_argument("--pose-topic", metavar="TOPIC", help="PoseStamped or Odometry")
+    poses.add_argument("--no-pose", dest="use_pose", action="store_false", help="leave poses out")
     group = parser.add_argument_group("folder of images")
     group.add_argument("--fps", type=float, default=10.0, help="rate of the synthetic stamps (default 10)")
     add_camera_argument(group)
@@ -46,7 +53,6 @@ def add_parser(subparsers) -> None:
 def run(args) -> int:
     """Replay, write, print. Raises the package's errors."""
     from ..replay.files import write_json
-    from ..replay.loop_truth import LoopTruth
     from ..replay.metrics import metrics
     from ..replay.open_source import open_source
     from ..replay.report import write_report
@@ -64,18 +70,58 @@ def run(args) -> int:
         fps=args.fps,
         explicit=explicit,
     ) as source:
-        retrieval = source.config.retrieval
-        truth_path = args.loop_matrix or _truth_beside(args.input)
-        truth = LoopTruth.load(truth_path, retrieval.exclude_frames, retrieval.exclude_s) if truth_path else None
-        out = args.out or Path("out") / f"replay-{source.name}"
-        out.mkdir(parents=True, exist_ok=True)
+        truth = _load_truth(args, source)
+        out = _prepare(args.out or Path("out") / f"replay-{_out_name(args.input, source.name)}")
         with _bar(len(source), quiet=args.json) as bar:
             log = replay(source, progress=bar, rate=args.rate, max_frames=args.max_frames)
     numbers = metrics(log, truth)
-    write_json(out / "metrics.json", numbers)
-    report = write_report(out / "report.html", log, numbers) if args.report else None
+    write_json(out / METRICS, numbers)
+    report = write_report(out / REPORT, log, numbers) if args.report else None
     print(json.dumps(numbers, allow_nan=False) if args.json else _table(log, numbers, out, report))
     return _exit_code(log)
+
+
+def _load_truth(args, source):
+    """The loop truth of the input, None where there is none. Raises DataError where it is of another sequence."""
+    from ..errors import DataError
+    from ..replay.ground_truth import FILE_NAME
+    from ..replay.loop_truth import LoopTruth
+
+    beside = args.input / FILE_NAME
+    path = args.loop_matrix or (beside if beside.is_file() else None)
+    if path is None:
+        return None
+    retrieval = source.config.retrieval
+    truth, images = LoopTruth.load(path, retrieval.exclude_frames, retrieval.exclude_s), len(source)
+    # A damaged recording has fewer images than its truth.
+    if len(truth) < images or (len(truth) > images and args.loop_matrix and not source.damage):
+        raise DataError(
+            f"{path}: is the truth of {len(truth)} images, {args.input} has {images}; "
+            "give the loop matrix of this sequence with --loop-matrix (also with --max-frames: of all images)"
+        )
+    return truth
+
+
+def _out_name(path: Path, name: str) -> str:
+    """``run.1`` of ``run.1.mcap``, whose short name is ``run`` as that of ``run.2.mcap`` is."""
+    return path.stem if path.is_file() else name
+
+
+def _prepare(out: Path) -> Path:
+    """Make the folder and remove what an earlier run left, before hours of work. Raises ConfigError."""
+    from ..errors import ConfigError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "may not be written to")
+        for name in (METRICS, REPORT):  # a new one beside an old other would be taken for one run
+            (out / name).unlink(missing_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--out {out}: is a file or lies in one; expected a folder, give another name") from None
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror or error}; choose another folder") from error
+    return out
 
 
 class _bar:
@@ -103,16 +149,16 @@ def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
     from ..replay.report import judge
 
     verdict, track = judge(log, numbers), numbers["by_kind"].get("track", numbers)
-    frame = numbers["latency_ms"].get("frame", {"p50": float("nan"), "p95": float("nan")})
+    frame = numbers["latency_ms"].get("frame")
     rows = [
-        ("images", f"{numbers['frames']} of {log.expected}"),
+        ("images", f"{log.frames} of {log.expected}" if log.expected_known else f"{log.frames}, the input is damaged"),
         ("keyframes", numbers["keyframes"]),
         ("consecutive pairs", f"{track['pairs']}, {track['zero_match_pairs']} without a match"),
         ("  median", f"{_n(track['matches_median'])} matches, {_n(track['inliers_median'])} inliers"),
         ("  statuses", ", ".join(f"{n} {s}" for s, n in track["statuses"].items()) or "-"),
         ("loops verified", f"{numbers['loops']['verified']} of {numbers['loops']['attempted']} tried"),
         ("  ambiguous, gated", f"{numbers['loops']['ambiguous']}, {numbers['loops']['gated']}"),
-        ("an image takes", f"{frame['p50']:.0f} ms (p95 {frame['p95']:.0f})"),
+        ("an image takes", f"{frame['p50']:.0f} ms (p95 {frame['p95']:.0f})" if frame else "-"),
     ]
     truth = numbers.get("loop_truth")
     if truth and truth["queries"]:
@@ -120,17 +166,24 @@ def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
         rows.append(("true, false loops", f"{truth['queries_with_loop']} queries, {len(truth['false_loops'])} false"))
     if log.fault_counts:
         rows.append(("faults", ", ".join(f"{n} {stage}" for stage, n in log.fault_counts.items())))
-    rows += [("skipped", f"{n} x {reason}") for reason, n in log.skipped.items()]
+    for reason, n in log.skipped.items():
+        rows.append(("skipped", f"{n} x {reason}"))
+        rows += [("  for example" if n > 1 else "", text) for text in log.examples.get(reason, [])[:1]]
     rows += [("note", reason if n == 1 else f"{n} x {reason}") for reason, n in log.notes.items()]
     lines = [f"{log.source.get('name')}: {verdict.title}"]
     lines += [f"  {name:<18} {value}" for name, value in rows]
-    lines += [f"  {'metrics':<18} {out / 'metrics.json'}"]
+    lines += [f"  {'metrics':<18} {out / METRICS}"]
     lines += [f"  {'report':<18} {report}"] if report else []
     return "\n".join(lines)
 
 
 def _exit_code(log) -> int:
-    """1 for a partial read, 3 for faults; the reason goes to stderr."""
+    """130 for an interrupted run, 1 for a partial read, 3 for faults; the reason goes to stderr."""
+    from ..replay.report import many
+
+    if log.interrupted:
+        print(f"error: {log.incomplete}; this much is written", file=sys.stderr)
+        return 130
     if not log.frames:
         print(f"error: no image was processed: {log.incomplete or 'the input has none'}", file=sys.stderr)
         return 1
@@ -138,21 +191,22 @@ def _exit_code(log) -> int:
         print(f"error: the input was not read whole: {log.incomplete}", file=sys.stderr)
         return 1
     if log.fault_counts:
-        total = sum(log.fault_counts.values())
-        print(f"error: {total} faults in {', '.join(log.fault_counts)}; their results are lost", file=sys.stderr)
+        total = many(sum(log.fault_counts.values()), "fault")
+        print(f"error: {total} in {', '.join(log.fault_counts)}; what they concern is lost", file=sys.stderr)
         return 3
     return 0
-
-
-def _truth_beside(path: Path) -> Path | None:
-    from ..replay.ground_truth import FILE_NAME
-
-    return path / FILE_NAME if path.is_dir() and (path / FILE_NAME).is_file() else None
 
 
 def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
         raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
     return value
 
