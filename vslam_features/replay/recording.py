@@ -109,9 +109,11 @@ class Recording:
                 f"{self.path}: cannot be opened: {cause}; a recording that was cut is repaired by "
                 f"'rosbag reindex {self.path}'"
             ) from error
-        files, unpack = [self.path], None
+        files, unpack, promised = [self.path], None, {}
         if self.path.is_dir():
-            files, unpack = self._files_by_metadata(cause)
+            info = self._metadata(cause)
+            files, unpack = self._files_of(info, cause)
+            promised = _promised_counts(info)
         self.topics = {}
         for file in files:
             kind = _SALVAGE.get(file.suffix)
@@ -132,25 +134,32 @@ class Recording:
                 self.topics[name] = (msgtype, count + self.topics.get(name, ("", 0))[1])
         if not self._parts:
             raise BagError(f"{self.path}: none of its files can be read: {cause}") from error
+        for name, (msgtype, count) in self.topics.items():
+            if count:  # a topic of which nothing is left is not there to be chosen
+                self.topics[name] = (msgtype, max(count, promised.get(name, 0)))
         self.damage = f"damaged: {cause}; read from the front as far as it goes"
 
-    def _files_by_metadata(self, cause: str) -> tuple[list[Path], Callable | None]:
+    def _metadata(self, cause: str) -> dict:
+        """What metadata.yaml says, with a list of file names in it at least."""
         try:
             info = yaml.safe_load((self.path / "metadata.yaml").read_text())["rosbag2_bagfile_information"]
-            files = [self.path / Path(name).name for name in info["relative_file_paths"]]
-            per_message = str(info.get("compression_mode", "")).lower() == "message"
+            info["relative_file_paths"] = [str(name) for name in info["relative_file_paths"]]
+            return info
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
             raise BagError(
                 f"{self.path / 'metadata.yaml'}: cannot be read: {_text(error)} ({cause}); "
                 f"make a new one with 'ros2 bag reindex {self.path}'"
             ) from error
+
+    def _files_of(self, info: dict, cause: str) -> tuple[list[Path], Callable | None]:
+        files = [self.path / Path(name).name for name in info["relative_file_paths"]]
         present = [f for f in files if f.is_file()]
         if not present:
             raise BagError(
                 f"{self.path}: metadata.yaml names {', '.join(f.name for f in files) or 'no file'}, "
                 "none of which is there; copy the whole folder"
             )
-        if not per_message:
+        if str(info.get("compression_mode", "")).lower() != "message":
             return present, None
         unzip = decompressor("zstd")
         return present, lambda raw: unzip(raw, 1 << 30)
@@ -162,6 +171,15 @@ class Recording:
         if logs and not self.damage:
             # Files are opened as immutable, so messages that are only in SQLite's log are not seen.
             self.damage = f"{logs[0]} holds messages that are not in the .db3 yet; run 'ros2 bag reindex' first"
+
+
+def _promised_counts(info: dict) -> dict[str, int]:
+    """Messages of each topic by metadata.yaml, as far as that can be read: it was written before the damage."""
+    try:
+        counts = {t["topic_metadata"]["name"]: t["message_count"] for t in info["topics_with_message_count"]}
+    except (KeyError, TypeError):
+        return {}
+    return {name: count for name, count in counts.items() if type(count) is int}
 
 
 def _deserializer(is_ros1: bool):

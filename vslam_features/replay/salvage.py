@@ -23,9 +23,6 @@ from ..errors import BagError
 _MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
 _MAX_RECORD = 1 << 30  # a larger length is damage, not data
-# SQLite takes what is missing of a page that was cut for zeros, so the last rows cannot be trusted:
-# those that share the page. The smallest message here, a pose, takes over 100 of 4096 bytes.
-_ROWS_A_PAGE = 64
 
 
 class McapSalvage:
@@ -89,17 +86,21 @@ class SqliteSalvage:
         counts = {}
         with self._open() as db:
             names = self._names(db)
-            for (topic,) in self._until_damage(db, "topic_id"):
-                counts[topic] = counts.get(topic, 0) + 1
+            for topic, _, data in self._until_damage(db):  # with data, as its pages may be the missing ones
+                if topic in names and isinstance(data, bytes):
+                    counts[topic] = counts.get(topic, 0) + 1
         if not counts:
-            raise BagError(f"{self.path}: no message can be read; the file is empty, cut at the start, or no rosbag2")
+            raise BagError(
+                f"{self.path}: no message can be read; the file is empty, no rosbag2, or cut before the end of "
+                "its first messages"
+            )
         return {name: (kind, counts.get(key, 0)) for key, (name, kind) in names.items()}
 
     def messages(self, names) -> Iterator[tuple[str, int, bytes]]:
         """Messages of the topics ``names`` up to the damage."""
         with self._open() as db:
             known = self._names(db)
-            for topic, stamp, data in self._until_damage(db, "topic_id, timestamp, data"):
+            for topic, stamp, data in self._until_damage(db):
                 if topic in known and known[topic][0] in names and isinstance(data, bytes):
                     yield known[topic][0], stamp, data
 
@@ -113,17 +114,35 @@ class SqliteSalvage:
             raise BagError(f"{self.path}: the table of topics cannot be read: {error}") from error
         return {key: (name, kind) for key, name, kind in rows if isinstance(name, str) and isinstance(kind, str)}
 
-    def _until_damage(self, db, columns: str) -> Iterator[tuple]:
-        held: deque[tuple] = deque()
+    def _until_damage(self, db) -> Iterator[tuple]:
+        """Rows (topic id, timestamp, data), without those that may lie on a page that was cut.
+
+        SQLite takes what is missing of the page for zeros and says nothing. Rows come in the order in
+        which their pages were written, so those of the last page are held back: as many as fill one.
+        """
+        held: deque[tuple[int, tuple]] = deque()
         page, size = sqlite_size(self.path), self.path.stat().st_size
-        hold = _ROWS_A_PAGE if page is not None and size % page[0] else 0
+        hold = page[0] if page is not None and size % page[0] else 0
+        filled = 0
         try:
-            for row in db.execute(f"SELECT {columns} FROM messages ORDER BY id"):
-                held.append(row)
-                if len(held) > hold:
-                    yield held.popleft()
+            for row in db.execute("SELECT topic_id, timestamp, data FROM messages ORDER BY id"):
+                share = min(len(row[2]), _least_on_page(hold)) if isinstance(row[2], bytes) else 0
+                held.append((share, row))
+                filled += share
+                while held and filled - held[0][0] >= hold:
+                    share, row = held.popleft()
+                    filled -= share
+                    yield row
         except (sqlite3.Error, OverflowError):
             return
+
+
+def _least_on_page(page: int) -> int:
+    """Bytes that a row keeps in its table page at least, even where it goes on in overflow pages.
+
+    M of https://www.sqlite.org/fileformat2.html (B-tree pages), with as many reserved bytes as a page can have.
+    """
+    return max(0, (page - 255 - 12) * 32 // 255 - 23)
 
 
 class _Database:
