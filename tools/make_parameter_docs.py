@@ -13,11 +13,15 @@ from pathlib import Path
 import yaml
 
 from vslam_features.config import Config, Parameter, parameters
+from vslam_features.replay.image_source import FOLDER_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
-YAML_HEAD = """\
+FOLDERS = ", ".join(f"{name} {value:g}" for name, value in FOLDER_DEFAULTS.items())
+YAML_HEAD = f"""\
 # All parameters with their defaults: ros2 run vslam_features frontend_node --ros-args --params-file <this file>,
 # or vslam-features replay ... --config <this file>. Copy what you change; the rest keeps these defaults.
+# Folders of images have defaults of their own ({FOLDERS}):
+# they replace a value here that equals its default; --set decides in any case.
 # Made by tools/make_parameter_docs.py from vslam_features/config.py.
 /**:
   ros__parameters:

@@ -4,14 +4,16 @@
 (``/**: ros__parameters:``); ``Config.from_flat({"matcher.name": ...})`` reads
 dotted parameters. Both validate the whole before anything is applied: unknown
 names, wrong types, values out of range and unknown plug-ins are one
-:class:`~vslam_features.errors.ConfigError` that names the valid choices.
-An int where a float is meant is taken.
+:class:`~vslam_features.errors.ConfigError` that names the valid choices, for a
+name the closest ones. An int where a float is meant is taken.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -73,7 +75,11 @@ class KeyframesConfig:
     translation_m: float = option(0.3, "With a pose: new keyframe after this translation.", low=0.0, high=1e4)
     rotation_deg: float = option(10.0, "With a pose: new keyframe after this rotation.", low=0.0, high=180.0)
     min_shared_ratio: float = option(
-        0.6, "Without a pose: new keyframe when fewer of its keypoints match the last one.", low=0.0, high=1.0
+        0.6,
+        "Without a pose: new keyframe when fewer keypoints match the last one than this share of the matches that "
+        "the first frame after it had.",
+        low=0.0,
+        high=1.0,
     )
     parallax_ratio: float = option(
         0.05,
@@ -167,7 +173,7 @@ class Config:
         choices=("exact", "approximate"),
     )
     sync_slop_s: float = option(0.02, "Largest stamp difference for sync: approximate.", low=1e-6, high=10.0)
-    map_path: str = option("", "Map file; empty: a session file in the user's state folder.")
+    map_path: str = option("", "No effect yet: this version keeps the map in memory; nothing is stored.")
 
     def __post_init__(self):
         problems = check(self)
@@ -184,38 +190,28 @@ class Config:
     @classmethod
     def load(cls, path) -> Config:
         """Read a YAML file, plain or with ``ros__parameters``. Raises ConfigError naming the file."""
-        path = Path(path)
+        values = read_parameters(path)
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"configuration {path}: cannot be read: {error}") from error
-        data = {} if data is None else data
-        if isinstance(data, dict):
-            for node in data.values():
-                if isinstance(node, dict) and "ros__parameters" in node:
-                    data = node["ros__parameters"] or {}
-                    break
-        if not isinstance(data, dict):
-            raise ConfigError(f"configuration {path}: expected a mapping at the top, got {type(data).__name__}")
-        try:
-            return cls.from_flat(flatten(data))
+            return cls.from_flat(values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
     @classmethod
     def from_flat(cls, values: dict[str, Scalar], base: Config | None = None) -> Config:
-        """Dotted names to a Config, on top of ``base`` (default: the defaults). Raises ConfigError."""
+        """Dotted names to a Config, on top of ``base`` (default: the defaults). ConfigError lists all problems."""
         base = base or cls()
-        known = base.flat()
+        known, unknown = base.flat(), []
         groups: dict[str, dict] = {}
         names = {f.name for f in fields(cls)}
         for name, value in values.items():
             group, _, rest = name.partition(".")
             if value is None and group in names and rest in ("", "options") and name not in known:
                 continue  # a group with nothing below it in YAML
-            if name not in known and not rest.startswith("options."):
-                raise ConfigError(f"unknown parameter '{name}'; known: {', '.join(sorted(known))}")
-            if not rest:
+            # Options of a plug-in that is not chosen yet are checked with the choice.
+            option_of_plugin = rest.startswith("options.") and hasattr(getattr(base, group, None), "options")
+            if name not in known and not (group in names and option_of_plugin):
+                unknown.append(_unknown(name, known))
+            elif not rest:
                 groups[name] = value
             elif rest.startswith("options."):
                 groups.setdefault(group, {}).setdefault("options", {})[rest[len("options.") :]] = value
@@ -223,19 +219,23 @@ class Config:
                 groups.setdefault(group, {})[rest] = value
         changes = {}
         for name, value in groups.items():
-            if name not in names:
-                raise ConfigError(f"unknown group '{name}'; known: {', '.join(sorted(names))}")
             old = getattr(base, name)
             if not dataclasses.is_dataclass(old):
                 changes[name] = value
                 continue
-            if "options" in {f.name for f in fields(old)}:
+            if hasattr(old, "options"):
                 same_plugin = value.get("name", old.name) == old.name
                 value = {**value, "options": {**(old.options if same_plugin else {}), **value.get("options", {})}}
-            elif "options" in value:
-                raise ConfigError(f"group '{name}' has no options; known: {', '.join(sorted(known))}")
             changes[name] = dataclasses.replace(old, **value)
-        return dataclasses.replace(base, **changes)
+        if unknown:
+            unknown.append("config/default.yaml lists all names")
+        try:
+            config = dataclasses.replace(base, **changes)
+        except ConfigError as error:
+            raise ConfigError("; ".join([str(error), *unknown])) from error
+        if unknown:
+            raise ConfigError("configuration: " + "; ".join(unknown))
+        return config
 
     def with_values(self, **dotted: Scalar) -> Config:
         """A changed copy; double underscores stand for dots: ``with_values(keyframes__every=1)``."""
@@ -291,6 +291,72 @@ def parameters(config: Config | None = None) -> list[Parameter]:
             else:
                 leaf(f"{f.name}.{g.name}", g, value)
     return out
+
+
+def read_parameters(path) -> dict[str, Scalar]:
+    """The dotted names and values that a YAML file sets, plain or with ``ros__parameters``.
+
+    Of a ROS parameter file the sections that apply to the node ``frontend``
+    are taken, the later ones on top of the earlier ones, as ROS does it. Where
+    there is only the section of another node, that is meant. What belongs to
+    the node rather than to the front end (``use_sim_time``, ...) is left out.
+
+    Raises:
+        ConfigError: naming the file.
+    """
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"configuration {path}: cannot be read: {error}") from error
+    data = {} if data is None else data
+    if not isinstance(data, dict):
+        raise ConfigError(f"configuration {path}: expected a mapping at the top, got {type(data).__name__}")
+    sections = list(_ros_sections(data))
+    if not sections:
+        return flatten(data)
+    values = {}
+    for name, section in _sections_of_the_front_end(path, sections):
+        if not isinstance(section, dict):
+            kind = type(section).__name__
+            raise ConfigError(f"configuration {path}: expected a mapping below {name}: ros__parameters, got {kind}")
+        values.update(flatten(section))
+    return {n: v for n, v in values.items() if n not in _NODE_LEVEL and not n.startswith("qos_overrides.")}
+
+
+# Parameters that a ROS node has beside those of the front end.
+_NODE_LEVEL = ("autostart", "use_sim_time", "start_type_description_service", "qos_overrides")
+_NODE = "frontend"
+
+
+def _ros_sections(data: dict, name: str = "") -> Iterator[tuple[str, object]]:
+    """(node name, parameters) of a ROS parameter file in file order; namespaces may be nested keys."""
+    for key, value in data.items():
+        if key == "ros__parameters":
+            yield name or "/", {} if value is None else value
+        elif isinstance(value, dict):
+            yield from _ros_sections(value, f"{name}/{str(key).strip('/')}")
+
+
+def _sections_of_the_front_end(path: Path, sections: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    names = [name for name, _ in sections]
+    own = {n for n in names if n.endswith(f"/{_NODE}") and "*" not in n}  # also in a namespace
+    ours = own | {"/**", "/*", f"/**/{_NODE}"}.intersection(names)
+    if not ours and len(set(names)) == 1:
+        return sections
+    if len(own) > 1 or not ours:
+        raise ConfigError(
+            f"configuration {path}: expected parameters of one front end, below /** or /{_NODE}, got sections of "
+            f"{', '.join(names)}; keep the one that is meant in a file of its own"
+        )
+    return [s for s in sections if s[0] in ours]
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    leaf = name.rpartition(".")[2]  # the group forgotten is the most common slip
+    close = [k for k in known if k.rpartition(".")[2] == leaf] or difflib.get_close_matches(name, known)
+    hint = f" (did you mean {' or '.join(close[:3])}?)" if close else ""
+    return f"unknown parameter '{name}'{hint}"
 
 
 def flatten(data: dict, prefix: str = "") -> dict[str, Scalar]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from ..camera import Camera
-from ..config import Config, flatten
+from ..config import Config, read_parameters
 from ..errors import CameraError, ConfigError
 
 
@@ -94,9 +94,6 @@ def _matrix(values) -> list[list[float]]:
 
 
 def _names_in(path: Path) -> list[str]:
-    data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    for node in data.values():
-        if isinstance(node, dict) and "ros__parameters" in node:
-            data = node["ros__parameters"] or {}
-            break
-    return list(flatten(data))
+    """Names that the file sets to another value than the default: a copy of default.yaml chooses nothing."""
+    default = Config().flat()
+    return [name for name, value in read_parameters(path).items() if name not in default or value != default[name]]

@@ -12,12 +12,23 @@ import numpy as np
 from ..camera import Camera
 from ..config import Config
 from ..errors import CameraError, ConfigError, DataError, ImageError
-from ..images import read_image
+from ..images import decode, read_image
+from ..options import Scalar
 from ..types import Frame
 from .source import IMAGE_SUFFIXES, Source
 
 # Images of a folder are a choice of views rather than a video: each counts, and seconds mean nothing.
 FOLDER_DEFAULTS = {"keyframes.every": 1, "retrieval.exclude_frames": 10, "retrieval.exclude_s": 0.0}
+
+# How OpenCV hands over the pixels of a file: (channels, dtype) -> raw encoding.
+_OPENCV_ENCODINGS = {
+    (1, "uint8"): "mono8",
+    (3, "uint8"): "bgr8",
+    (4, "uint8"): "bgra8",
+    (1, "uint16"): "mono16",
+    (3, "uint16"): "bgr16",
+    (4, "uint16"): "bgra16",
+}
 
 
 class ImageSource(Source):
@@ -30,6 +41,8 @@ class ImageSource(Source):
         camera: a Camera (scaled to each image), or (fx, fy, cx, cy) in pixels of the images.
         explicit: dotted names that ``FOLDER_DEFAULTS`` must not override; those
             in which ``config`` differs from the defaults are left alone anyway.
+
+    What was overridden, and sub-folders with more images, are in ``notes``.
     """
 
     def __init__(
@@ -42,9 +55,17 @@ class ImageSource(Source):
     ):
         if not (np.isfinite(fps) and fps > 0):
             raise ConfigError(f"fps: expected a positive number, got {fps}")
-        super().__init__(path, folder_config(config, explicit))
+        changes = folder_changes(config, explicit)
+        super().__init__(path, Config.from_flat(changes, base=config))
+        if changes:
+            values = ", ".join(f"{name}={value:g}" for name, value in changes.items())
+            self.notes.add(f"defaults of image folders: {values} (--set chooses others)")
         self.camera, self.fps = camera, fps
         self.files = sorted((p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
+        if inside := sorted(p.name for p in path.iterdir() if p.is_dir() and has_images(p)):
+            self.notes.add(
+                f"sub-folders with images are not read ({', '.join(inside[:5])}): if one is meant, give its path"
+            )
 
     def __len__(self) -> int:
         return len(self.files)
@@ -68,11 +89,18 @@ class ImageSource(Source):
         return {"kind": "images", "name": self.name, "images": len(self), "fps": self.fps}
 
 
-def folder_config(config: Config, explicit: frozenset[str] = frozenset()) -> Config:
-    """``config`` with ``FOLDER_DEFAULTS`` wherever the user set nothing."""
+def folder_changes(config: Config, explicit: frozenset[str] = frozenset()) -> dict[str, Scalar]:
+    """Those of ``FOLDER_DEFAULTS`` for which the user chose nothing else."""
     given, default = config.flat(), Config().flat()
-    changes = {k: v for k, v in FOLDER_DEFAULTS.items() if k not in explicit and given[k] == default[k]}
-    return Config.from_flat(changes, base=config)
+    return {k: v for k, v in FOLDER_DEFAULTS.items() if k not in explicit and given[k] == default[k]}
+
+
+def has_images(folder: Path) -> bool:
+    """True where there is an image file in the folder itself."""
+    try:
+        return any(p.suffix.lower() in IMAGE_SUFFIXES for p in folder.iterdir())
+    except OSError:  # one that may not be looked into is no folder to suggest
+        return False
 
 
 def natural_key(path: Path) -> list:
@@ -81,17 +109,22 @@ def natural_key(path: Path) -> list:
 
 
 def read_any_image(path: Path, max_value: float | None = None) -> np.ndarray:
-    """uint8 (H, W) or (H, W, 3) RGB of an image file, TIFF and WebP included. Raises ImageError naming the file."""
+    """uint8 (H, W) or (H, W, 3) RGB of an image file, TIFF and WebP included; ``max_value`` as in ``read_image``.
+
+    Raises ImageError naming the file.
+    """
     if path.suffix.lower() not in (".tif", ".tiff", ".webp"):
         return read_image(path, max_value=max_value)
     image = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     if image is None:
         raise ImageError(f"{path}: cannot be decoded; is the file whole?")
-    if image.dtype != np.uint8:
-        raise ImageError(f"{path}: expected 8-bit samples, got {image.dtype}; convert it to 8 bit")
-    if image.ndim == 3 and image.shape[2] in (3, 4):
-        return np.ascontiguousarray(image[:, :, 2::-1])
-    return image.reshape(image.shape[:2]) if image.ndim == 2 or image.shape[2] == 1 else image
+    height, width, channels = image.shape if image.ndim == 3 else (*image.shape, 1)
+    encoding = _OPENCV_ENCODINGS.get((channels, str(image.dtype)))
+    if encoding is None:
+        raise ImageError(
+            f"{path}: expected 1, 3 or 4 channels of 8 or 16 bits, got {channels} of {image.dtype}; convert it to PNG"
+        )
+    return decode(image.tobytes(), width, height, encoding, image.strides[0], max_value=max_value)
 
 
 def camera_for(camera: Camera | tuple | None, size: tuple[int, int]) -> Camera | None:

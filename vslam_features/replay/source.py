@@ -44,7 +44,8 @@ class Source(ABC):
     Attributes:
         config: the effective configuration (an image folder has its own defaults).
         skipped: inputs that became no frame, by reason.
-        notes: frames that lack something that was asked for (such as a pose), by reason.
+        notes: frames that lack something that was asked for (such as a pose), by reason, and remarks
+            on what was chosen or left out.
         position: index of the last yielded frame among the inputs, the skipped ones included.
         damage: why the input could not be read to its end; empty where it could.
     """
