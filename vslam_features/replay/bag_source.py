@@ -68,6 +68,7 @@ class BagSource(Source):
         self.rectified = config.rectified == "yes" or (config.rectified == "auto" and "_rect" in self.topics.image)
         for remark in self.topics.remarks:
             self.notes.add(remark)
+        self._pose_of: str | None = None  # the frame whose pose it is, where the messages say so
         self._max_value = config.image_max_value or None
         self._track = PoseTrack()
         self._infos: deque[tuple[int, object]] = deque(maxlen=2 * _MAX_WAITING)
@@ -153,6 +154,8 @@ class BagSource(Source):
             self.notes.add("frames without a valid camera_info")
         if self.topics.pose and pose is None:
             self.notes.add("frames without a pose near their stamp", f"image {image.position} at {stamp} ns")
+        if pose is not None:
+            self._note_other_body(frame.frame_id)
         self._last_ns = stamp
         yield frame
 
@@ -185,7 +188,9 @@ class BagSource(Source):
             self._infos.append((stamp_of(message), message))
 
     def _add_pose(self, log_ns: int, message) -> None:
-        pose = message.pose.pose if self.recording.topics[self.topics.pose][0] == ODOMETRY else message.pose
+        pose = message.pose
+        if self.recording.topics[self.topics.pose][0] == ODOMETRY:
+            pose, self._pose_of = pose.pose, message.child_frame_id.strip("/") or None
         q, p = pose.orientation, pose.position
         try:
             value = pose_from_quaternion(q.x, q.y, q.z, q.w, [p.x, p.y, p.z], message.header.frame_id)
@@ -193,6 +198,13 @@ class BagSource(Source):
             self.notes.add("invalid poses left out", str(error))
             return
         self._track.add(stamp_of(message) or log_ns, value)
+
+    def _note_other_body(self, frame_id: str) -> None:
+        """Say once that poses of a body are about to be taken for those of the camera."""
+        if self.config.pose_of == "camera" and self._pose_of not in (None, frame_id.strip("/")):
+            note = f"poses are of '{self._pose_of}', images of '{frame_id}': set pose_of to body"
+            if note not in self.notes.counts:
+                self.notes.add(note)
 
     def _check_end(self, count: int) -> None:
         self.damage = self.damage or self.recording.damage
