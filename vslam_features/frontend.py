@@ -36,8 +36,7 @@ class FrontEnd:
 
     def __init__(self, config: Config):
         self.config = config
-        if config.threads:
-            cv2.setNumThreads(config.threads)
+        cv2.setNumThreads(config.threads or -1)  # -1: OpenCV's default, all cores; 0 would mean one
         f, r = config.features, config.retrieval
         self.features = _plugin("features", f.name, f.options, max_keypoints=f.max_keypoints, long_side=f.long_side)
         self.matcher = VerifiedMatcher(
