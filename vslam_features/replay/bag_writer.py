@@ -58,6 +58,10 @@ def write_bag(
     A frame's CameraInfo and PoseStamped (where it has camera and pose) come
     before its Image, all with the frame's stamp, which is also the bag time.
 
+    Neither storage has checksums (rosbags writes 0 for the CRC of an mcap
+    chunk and has no option for it): a reader notices that a bag was cut, but
+    not that pixels in the middle of an uncompressed one were overwritten.
+
     Args:
         path: the folder to make.
         storage: ``mcap`` or ``sqlite3``. compression: ``none`` or ``zstd``.
