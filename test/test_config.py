@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import cv2
 import numpy as np
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from vslam_features import registry
 from vslam_features.config import Config, flatten, parameters
 from vslam_features.errors import ConfigError
+from vslam_features.frontend import FrontEnd
 
 LEAVES = {p.name: p for p in parameters()}
 NUMBERS = [p for p in LEAVES.values() if type(p.default) in (int, float)]
@@ -69,6 +71,50 @@ def test_files_plain_ros_dotted_and_empty(tmp_path):
     assert load(tmp_path, expected.to_yaml()) == expected
 
 
+NODE_LEVEL = (
+    "autostart: true, use_sim_time: true, qos_overrides: {/tf: {publisher: {depth: 1}}}, qos_overrides./x.depth: 1"
+)
+
+
+def test_what_belongs_to_the_node_is_left_out_of_ros_files_only(tmp_path):
+    assert load(tmp_path, f"/**: {{ros__parameters: {{threads: 2, {NODE_LEVEL}}}}}") == Config(threads=2)
+    with pytest.raises(ConfigError, match="unknown parameter 'autostart'.*'use_sim_time'.*'qos_overrides./tf"):
+        load(tmp_path, f"{{threads: 2, {NODE_LEVEL}}}")
+
+
+@pytest.mark.parametrize(
+    "sections, expected",
+    [
+        (["/**", "frontend"], (2, 0.5)),
+        (["frontend", "/**"], (2, 0.5)),
+        (["/**", "/frontend"], (2, 0.5)),
+        (["/**/frontend", "/*"], (2, 0.5)),
+        (["/**", "/robot/frontend"], (2, 0.5)),
+        (["player", "/**"], (2, None)),
+        (["/robot/frontend", "player"], (1, None)),
+        (["other"], (1, None)),
+    ],
+)
+def test_the_sections_of_the_front_end_are_merged_in_file_order(tmp_path, sections, expected):
+    text = "".join(f"{name}: {{ros__parameters: {{threads: {i + 1}}}}}\n" for i, name in enumerate(sections))
+    if expected[1]:
+        text = text.replace("{threads: 1}", "{threads: 1, sync_slop_s: 0.5}")
+    config = load(tmp_path, text)
+    assert (config.threads, config.sync_slop_s) == (expected[0], expected[1] or Config().sync_slop_s)
+
+
+def test_namespaces_may_be_nested_keys(tmp_path):
+    assert load(tmp_path, "robot: {frontend: {ros__parameters: {threads: 3}}}").threads == 3
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("/r1/frontend", "/r2/frontend"), ("a", "b", "/frontend_2")])
+def test_sections_of_several_nodes_that_could_be_meant_are_named(tmp_path, names):
+    text = "".join(f"{name}: {{ros__parameters: {{threads: 1}}}}\n" for name in names)
+    with pytest.raises(ConfigError, match="given.yaml: expected parameters of one front end.*") as error:
+        load(tmp_path, text)
+    assert all(name.strip("/") in str(error.value) for name in names)
+
+
 def test_parameters_list_every_leaf_with_words_and_bounds():
     flat = Config().flat()
     assert list(LEAVES) == list(flat)
@@ -96,9 +142,21 @@ def test_image_max_value():
     ["feature.name", "features.nam", "features", "features.options", "threads.x", "flat.options.x", "load.options.x",
      "__class__.options.x", ".options.x", "", ".", "geometry.options.x"],
 )  # fmt: skip
-def test_unknown_names_are_refused_with_the_known_ones(name):
-    with pytest.raises(ConfigError, match="known: .*"):
+def test_unknown_names_are_refused_with_the_list(name):
+    with pytest.raises(ConfigError, match=f"unknown parameter '{name}'.* config/default.yaml lists all names"):
         Config.from_flat({name: 1})
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [("features.nam", "features.name"), ("max_keypoints", "features.max_keypoints"),
+     ("keyframe.evry", "keyframes.every"),
+     ("every", "keyframes.every"), ("loops.min_inlier", "loops.min_inliers")],
+)  # fmt: skip
+def test_the_closest_names_are_suggested(name, meant):
+    with pytest.raises(ConfigError, match=f"'{name}' .did you mean .*{meant}") as error:
+        Config.from_flat({name: 1})
+    assert len(str(error.value)) < 250
 
 
 @pytest.mark.parametrize("p", NUMBERS, ids=lambda p: p.name)
@@ -153,9 +211,12 @@ def test_the_words_that_yaml_reads_as_booleans(tmp_path, word, expected):
 def test_all_problems_come_in_one_error():
     with pytest.raises(ConfigError) as error:
         Config.from_flat(
-            {"features.fp16": "half", "matcher.options.ratio": 3.0, "threads": "two", "features.name": "surf"}
-        )
+            {"features.fp16": "half", "matcher.options.ratio": 3.0, "threads": "two", "features.name": "surf",
+             "features.nam": 1, "threads.options.x": 1}
+        )  # fmt: skip
     for part in (
+        "unknown parameter 'features.nam'",
+        "unknown parameter 'threads.options.x'",
         "lossless, always, never",
         "matcher.options.ratio: 3.0 is outside [0.1, 1.0]",
         "threads",
@@ -164,7 +225,20 @@ def test_all_problems_come_in_one_error():
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["- a list", "just text", "a: [", "\ta: 1", "{1: 2}", "3", "features: 7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- a list",
+        "just text",
+        "a: [",
+        "\ta: 1",
+        "{1: 2}",
+        "3",
+        "features: 7",
+        "/**: {ros__parameters: 3}",
+        "/**: {ros__parameters: [a]}",
+    ],
+)
 def test_files_that_are_no_configuration_are_named(tmp_path, text):
     with pytest.raises(ConfigError, match="given.yaml"):
         load(tmp_path, text)
@@ -238,6 +312,18 @@ class Dots(Sift):
     with pytest.raises(ConfigError, match="features.options.plain: expected int"):
         config.with_values(features__options__plain="4")
     assert "dots" in LEAVES["features.name"].choices or "dots" in registry.names("features")
+
+
+def test_no_thread_count_means_all_cores_again(monkeypatch):
+    before = cv2.getNumThreads()
+    try:
+        cv2.setNumThreads(-1)
+        cores = cv2.getNumThreads()
+        for threads, expected in ((1, 1), (0, cores)):
+            FrontEnd(Config(threads=threads))
+            assert cv2.getNumThreads() == expected
+    finally:
+        cv2.setNumThreads(before)
 
 
 def test_configurations_are_immutable():

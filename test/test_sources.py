@@ -2,6 +2,8 @@
 
 import shutil
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -10,9 +12,10 @@ from bag_helpers import IMAGE, INFO, POSE, STEP, T0, Messages, stream, texture, 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vslam_features.cli.common import load_config
 from vslam_features.config import Config
-from vslam_features.errors import BagError
-from vslam_features.replay.image_source import natural_key
+from vslam_features.errors import BagError, ImageError
+from vslam_features.replay.image_source import natural_key, read_any_image
 from vslam_features.replay.open_source import open_source
 
 
@@ -64,6 +67,21 @@ def test_compressed_images_and_odometry(tmp_path):
         frames = list(source)
     assert [f.pose.t[0] for f in frames] == [0, 2, 4] and all(f.camera for f in frames)
     np.testing.assert_array_equal(frames[2].image, texture(2))
+
+
+@pytest.mark.parametrize("pose_of, child, notes", [("camera", "base", 1), ("body", "base", 0),
+                                                   ("camera", "cam_optical", 0), ("camera", "", 0)])  # fmt: skip
+def test_odometry_of_another_body_than_the_camera_is_noted_once(tmp_path, pose_of, child, notes):
+    m, items = Messages(), []
+    for i in range(3):
+        odometry = m.odometry(T0 + i * STEP, i)
+        odometry.child_frame_id = child
+        items += [("/odom", T0 + i * STEP, odometry), (IMAGE, T0 + i * STEP, m.image(T0 + i * STEP, texture(i)))]
+    with open_source(write(tmp_path / "bag", items), Config(pose_of=pose_of)) as source:
+        assert all(frame.pose for frame in source)
+    text = "poses are of 'base', images of 'cam_optical': set pose_of to body"
+    assert [n for note, n in source.notes.counts.items() if note == text] == [1] * notes
+    assert sum("pose_of" in note for note in source.notes.counts) == notes
 
 
 def test_late_camera_info_of_the_same_stamp_wins_over_an_earlier_one(tmp_path):
@@ -215,6 +233,7 @@ def test_a_cut_recording_gives_what_it_has_and_says_so(tmp_path, storage, compre
     file.write_bytes(data[: len(data) * 6 // 10])
     with open_source(file if bare else path) as source:
         frames = list(source)
+        assert bare or len(source) == 60  # metadata.yaml still says how many there were
     assert 10 < len(frames) < 60 and not source.complete and "damaged" in source.reason
     np.testing.assert_array_equal(frames[10].image, texture(10))
 
@@ -237,6 +256,17 @@ def test_fewer_messages_than_promised_is_partial(tmp_path):
     with open_source(path) as source:
         assert len(list(source)) == 3
     assert "4 images promised" in source.reason
+
+
+@pytest.mark.parametrize("old, new", [("message_count", "messages"), ("message_count: 60", "message_count: many")])
+def test_a_cut_recording_with_odd_metadata_counts_what_is_there(tmp_path, old, new):
+    path = write(tmp_path / "bag", stream(60))
+    file, text = path / "bag.mcap", (path / "metadata.yaml").read_text()
+    file.write_bytes(file.read_bytes()[: file.stat().st_size * 6 // 10])
+    (path / "metadata.yaml").write_text(text.replace(old, new))
+    with open_source(path) as source:
+        assert len(list(source)) == len(source) < 60
+    assert not source.complete
 
 
 def test_an_unmerged_sqlite_log_is_noticed(tmp_path):
@@ -292,6 +322,65 @@ def test_cut_anywhere_it_is_an_error_or_partial_never_a_crash(whole, tmp_path, n
         np.testing.assert_array_equal(frame.image, texture(i))
 
 
+# Images that share a page, that fill one, and that go on in overflow pages.
+SIZES = [(8, 8), (48, 64), (60, 70), (96, 128)]
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory):
+    """Bytes of a .db3 for each image size."""
+    folder, m, out = tmp_path_factory.mktemp("databases"), Messages(), {}
+    for h, w in SIZES:
+        items = [
+            (topic, log, m.image(log, texture(i // 3, h, w)) if topic == IMAGE else message)
+            for i, (topic, log, message) in enumerate(stream(60))
+        ]
+        items = [(t, log, m.info(log, w, h) if t == INFO else message) for t, log, message in items]
+        out[h, w] = (write(folder / f"{h}", items, "sqlite3") / f"{h}.db3").read_bytes()
+    return out
+
+
+def read_cut(file, content, cut, size):
+    """The frames of a cut file, checked to be what was written; none where nothing can be read."""
+    file.write_bytes(content[:cut])
+    try:
+        with open_source(file) as source:
+            frames = list(source)
+    except BagError as error:
+        assert str(file) in str(error)
+        return []
+    assert not source.complete
+    for i, frame in enumerate(frames):
+        np.testing.assert_array_equal(frame.image, texture(i, *size))
+        assert frame.camera is None or (frame.camera.K[0, 0] == 50 and frame.camera.size == size[::-1])
+        assert frame.pose is None or frame.pose.t[0] == pytest.approx(i)
+    return frames
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.sampled_from(SIZES), data=st.data())
+def test_a_database_cut_anywhere_gives_only_what_was_written(databases, tmp_path, size, data):
+    content = databases[size]
+    read_cut(tmp_path / "c.db3", content, data.draw(st.integers(0, len(content) - 1)), size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_cut_inside_a_page_costs_only_the_rows_of_that_page(databases, tmp_path, size):
+    content = databases[size]
+    page = len(content) * 3 // 4 // 4096 * 4096
+    at_page = len(read_cut(tmp_path / "c.db3", content, page, size))
+    inside = len(read_cut(tmp_path / "c.db3", content, page + 123, size))
+    fit = 4096 // min(size[0] * size[1], 489)  # images that can share a page
+    assert at_page > 10 and at_page - fit - 1 <= inside <= at_page + 1
+
+
+def test_a_database_of_which_nothing_is_left_says_so(databases, tmp_path):
+    file = tmp_path / "c.db3"
+    file.write_bytes(databases[48, 64][: 4096 * 8 + 123])
+    with pytest.raises(BagError, match="cut before the end of its first messages"):
+        open_source(file)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(["a.mcap", "b.mcap", "c.db3", "d.bag"]), data=st.data())
 def test_damaged_anywhere_it_never_crashes(whole, tmp_path, name, data):
@@ -345,8 +434,46 @@ def test_what_the_user_sets_wins_over_folder_defaults(tmp_path):
     folder = write_images(tmp_path / "f", ["1.png"])
     c = open_source(folder, Config().with_values(retrieval__exclude_frames=3)).config
     assert (c.keyframes.every, c.retrieval.exclude_frames) == (1, 3)
-    c = open_source(folder, Config(), explicit=frozenset({"keyframes.every"})).config
+    source = open_source(folder, Config(), explicit=frozenset({"keyframes.every"}))
+    c = source.config
     assert (c.keyframes.every, c.retrieval.exclude_frames) == (0, 10)
+    (note,) = source.notes.counts
+    assert "retrieval.exclude_frames=10, retrieval.exclude_s=0" in note and "--set" in note and "every" not in note
+
+
+def test_a_file_that_repeats_the_defaults_keeps_the_folder_defaults_and_set_does_not(tmp_path):
+    folder = write_images(tmp_path / "f", ["1.png"])
+    default = Path(__file__).resolve().parents[1] / "config" / "default.yaml"
+    (tmp_path / "mine.yaml").write_text("keyframes: {every: 0, match_last: 1}\nretrieval: {exclude_s: 3}\n")
+    for file, settings_given, expected in (
+        (default, [], (1, 10, 0.0)),
+        (default, ["keyframes.every=0"], (0, 10, 0.0)),
+        (tmp_path / "mine.yaml", [], (1, 10, 3.0)),
+    ):
+        config, explicit = load_config(SimpleNamespace(config=file, set=settings_given))
+        c = open_source(folder, config, explicit=explicit).config
+        assert (c.keyframes.every, c.retrieval.exclude_frames, c.retrieval.exclude_s) == expected
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (48, 64, 3), (48, 64, 4)])
+def test_16_bit_tiff_is_scaled_as_png_is(tmp_path, shape):
+    pixels = np.random.default_rng(0).integers(0, 4096, shape, np.uint16)
+    for name in ("a.tif", "b.png"):
+        assert cv2.imwrite(str(tmp_path / name), pixels)
+    for top in (None, 4095):
+        tiff, png = (read_any_image(tmp_path / name, top) for name in ("a.tif", "b.png"))
+        np.testing.assert_array_equal(tiff, png)
+    assert tiff.dtype == np.uint8 and tiff.max() > 250
+
+
+def test_tiff_and_webp_in_colour_and_what_is_refused(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    for name in ("a.tif", "b.webp"):
+        assert cv2.imwrite(str(tmp_path / name), pixels, [cv2.IMWRITE_WEBP_QUALITY, 101] if "webp" in name else [])
+        np.testing.assert_array_equal(read_any_image(tmp_path / name), pixels[..., ::-1])
+    assert cv2.imwrite(str(tmp_path / "f.tif"), pixels.astype(np.float32))
+    with pytest.raises(ImageError, match="f.tif: expected .* got 3 of float32"):
+        read_any_image(tmp_path / "f.tif")
 
 
 def test_an_unreadable_image_is_counted_and_keeps_its_index(tmp_path):
@@ -371,9 +498,17 @@ def test_a_parent_folder_names_its_folders(tmp_path):
         open_source(tmp_path)
 
 
-def test_natural_key():
-    from pathlib import Path
+def test_sub_folders_with_images_are_noted_beside_a_picture(tmp_path):
+    folder = write_images(tmp_path / "parent", ["cover.png"])
+    write_images(folder / "images", ["1.png", "2.png"])
+    (folder / "logs").mkdir()
+    source = open_source(folder)
+    assert len(list(source)) == 1 and source.complete
+    assert any("sub-folders with images are not read (images)" in note for note in source.notes.counts)
+    assert not any("sub-folders" in note for note in open_source(folder / "images").notes.counts)
 
+
+def test_natural_key():
     names = ["a10", "a9", "A1", "b", "a1b2", "a1b10"]
     assert sorted(names, key=lambda n: natural_key(Path(n))) == ["A1", "a1b2", "a1b10", "a9", "a10", "b"]
 
