@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vslam_features import registry
-from vslam_features.config import Config, flatten, parameters
+from vslam_features.config import Config, parameters
 from vslam_features.errors import ConfigError
 from vslam_features.frontend import FrontEnd
+from vslam_features.parameter_file import flatten
 
 LEAVES = {p.name: p for p in parameters()}
 NUMBERS = [p for p in LEAVES.values() if type(p.default) in (int, float)]

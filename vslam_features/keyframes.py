@@ -11,9 +11,9 @@ from .types import Features, Frame, Keyframe, Matches, Pose
 class KeyframePolicy:
     """Decides by count, by odometry where poses come in, else by what the images share.
 
-    Without a pose a frame is a keyframe when fewer than ``min_shared_ratio`` of
-    its keypoints still match the last keyframe, or the matches moved by
-    ``parallax_ratio`` of the image diagonal in the median.
+    Without a pose a frame is a keyframe when its matches with the last keyframe
+    are fewer than ``min_shared_ratio`` of those that the first frame after that
+    keyframe had, or moved by ``parallax_ratio`` of the image diagonal in the median.
     """
 
     def __init__(self, config: KeyframesConfig):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vslam_features.config import Config, flatten, parameters
+from vslam_features.config import Config, parameters
+from vslam_features.parameter_file import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))

@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from ..camera import Camera
-from ..config import Config, read_parameters
+from ..config import Config
 from ..errors import CameraError, ConfigError
+from ..parameter_file import read_parameters
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from ..pose_track import PoseTrack
 from ..replay.ground_truth import GroundTruth
 from ..replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
+from ..replay.source import Ledger
 from ..types import Candidate, PairKind, Pose, Status
 
 IMAGES_KEPT = 64
@@ -36,6 +37,7 @@ class TopicLog:
         self._pairs: dict[tuple[int, int], PairRecord] = {}
         self._matches: dict[tuple[int, int], MatchPoints] = {}
         self._diagnostics: dict[str, dict[str, str]] = {}
+        self._rejected = Ledger()
 
     def add_image(self, stamp_ns: int, image: np.ndarray) -> None:
         """An input image, uint8."""
@@ -106,9 +108,7 @@ class TopicLog:
 
     def rejected(self, topic: str, reason: str) -> None:
         """A message that breaks its contract."""
-        key = f"message on {topic} rejected"
-        self._log.notes[key] = self._log.notes.get(key, 0) + 1
-        self._log.examples.setdefault(key, []).append(reason)
+        self._rejected.add(f"message on {topic} rejected", reason)
 
     def progress(self) -> dict[str, int]:
         """Counts so far: the front-end's own, and what came in here."""
@@ -127,6 +127,7 @@ class TopicLog:
     def finish(self) -> RunLog:
         """The log, with the counts of the last diagnostics. Call once."""
         log, counts = self._log, self.progress()
+        log.notes, log.examples = dict(self._rejected.counts), dict(self._rejected.examples)
         for record in self._pairs.values():
             log.add_pair(record)
         if self._pairs:
