@@ -94,6 +94,57 @@ def test_late_poses_cost_a_wait_not_the_image():
     assert b.out[0].pose is None and b.pairing.counts.pose_missing == 1
 
 
+@pytest.mark.parametrize(("late", "kept_waiting"), [(700, False), (300, True)])
+def test_late_poses_and_calibration_hold_back_no_queue(late, kept_waiting):
+    """At 10 Hz: later than the wait they cost one delay, then images go on at once and one by one."""
+    b, latency = Bench(InterpolatedPoses()), []
+    for now in range(0, 4000, 50):
+        b.wait(now / 1e3 - b.now)
+        if now % 100 == 0:
+            b.image(now)
+        if now >= late and (now - late) % 100 == 0:
+            b.pose(now - late, 1.0), b.info(now - late)
+        latency += [now - item.stamp_ns // MS for item in b.out[len(latency) :]]
+    assert latency[6:] == [late if kept_waiting else 0] * len(latency[6:])
+    assert (b.pairing.counts.pose_missing == 0) == kept_waiting
+
+
+def test_waiting_begins_again_with_a_pose_in_time():
+    b = Bench(InterpolatedPoses())
+    b.info(0), b.image(0)
+    b.wait(0.6)
+    b.info(600), b.image(600)
+    assert len(b.out) == 2  # nothing waits any more
+    b.wait(0.1)
+    b.pose(600, 1.0)
+    b.info(700), b.image(700)
+    assert len(b.out) == 2
+    b.pose(700, 2.0)
+    assert [item.pose and item.pose.t[0] for item in b.out] == [None, None, 2.0]
+
+
+@pytest.mark.parametrize("pose_first", [True, False])
+def test_after_a_jump_back_poses_are_of_the_new_session(pose_first):
+    b = Bench(InterpolatedPoses())
+    for session in range(3):
+        for ms in range(0, 2000, 200):
+            b.info(ms)
+            for add in (b.pose, b.image) if pose_first else (b.image, b.pose):
+                add(ms) if add == b.image else add(ms, 100 * session + ms)
+    assert [(item.session, item.pose.t[0]) for item in b.out] == [
+        (s, 100 * s + ms) for s in range(3) for ms in range(0, 2000, 200)
+    ]
+    assert b.pairing.pose_resets == (2 if pose_first else 0)
+
+
+def test_a_reset_keeps_the_poses_that_are_there():
+    b = Bench(InterpolatedPoses())
+    b.pose(0, 0.0)
+    b.pairing.restart()
+    b.info(50), b.image(50), b.pose(100, 1.0)
+    assert b.out[0].pose.t[0] == pytest.approx(0.5)
+
+
 def test_a_jump_back_begins_a_session_and_bad_order_does_not():
     b = Bench()
     for ms in (0, 1000, 900, 1000, 2000, 0, 1000):
@@ -176,6 +227,13 @@ def test_approximate_stamps_pair_also_after_jumps_and_faults():
     out.clear()
     play(5)
     assert sum(item.pose is not None for item in out) >= 18
+
+    resets = pairing.pose_resets
+    m = image(2000)
+    pairing.add_info(stamp_of(m), "info"), pairing.add_image(stamp_of(m), m)
+    for ms in (1895, 2000):  # a pose a little older than the last is disorder: what waits keeps its place
+        pairing.add_pose(ms * MS, pose(ms, ms))
+    assert out[-1].pose.t[0] == 2000 and pairing.pose_resets == resets
 
 
 # -- slot and workers ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,21 +56,14 @@ class _Pending:
     deadline: float
 
 
-@dataclass
-class _Expectation:
-    """Whether it pays to wait: a miss ends the waiting, an arrival in time begins it again."""
-
-    waiting: bool = True
-    recent: deque = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
-
-
 class Pairing:
     """Images in order of arrival, each with its exact-stamp camera_info and its pose, as far as they come.
 
     An image waits at most ``wait_s`` for them; then it goes on with the latest
     calibration (none: uncalibrated) and without a pose, which is counted.
-    A source that missed once is not waited for until it delivers in time
-    again, so a missing topic costs one short delay and never stops images.
+    A source that missed once is not waited for until it delivers within
+    ``wait_s`` of an image again, so a missing or late topic costs one short
+    delay and never stops images.
 
     Args:
         emit: called with each :class:`Input`, in order.
@@ -91,7 +84,8 @@ class Pairing:
         self._infos: OrderedDict[int, object] = OrderedDict()
         self._latest_info = None
         self._pending: deque[_Pending] = deque()
-        self._info, self._pose = _Expectation(), _Expectation()
+        self._arrivals: deque[tuple[int, float]] = deque(maxlen=MAX_PENDING)
+        self._wait_info = self._wait_pose = True
         self._gaps = _Gaps()
         self._last_ns: int | None = None
 
@@ -99,6 +93,11 @@ class Pairing:
     def pending(self) -> int:
         """Images that wait for calibration or pose."""
         return len(self._pending)
+
+    @property
+    def pose_resets(self) -> int:
+        """How often the poses began anew: another frame, or a jump back in time."""
+        return 0 if self._poses is None else self._poses.resets
 
     def add_image(self, stamp_ns: int, message) -> None:
         """An image came. One older than the last is dropped and counted, or begins a new session."""
@@ -109,11 +108,15 @@ class Pairing:
                 return
             self.counts.jumps += 1
             self.restart()
+            if self._poses is not None:
+                self._poses.restart()
         self._last_ns = stamp_ns
         self.counts.missing += self._gaps.add(stamp_ns)
         if self._poses is not None:
             self._poses.add_image(stamp_ns, message)
-        self._pending.append(_Pending(stamp_ns, message, self._clock() + self._wait_s))
+        deadline = self._clock() + self._wait_s
+        self._arrivals.append((stamp_ns, deadline))
+        self._pending.append(_Pending(stamp_ns, message, deadline))
         self.release()
 
     def add_info(self, stamp_ns: int, message) -> None:
@@ -122,24 +125,21 @@ class Pairing:
         self._infos[stamp_ns] = self._latest_info = message
         if len(self._infos) > 2 * MAX_PENDING:
             self._infos.popitem(last=False)
-        self._info.waiting |= stamp_ns in self._info.recent or any(p.stamp_ns == stamp_ns for p in self._pending)
+        self._wait_info |= stamp_ns in self._in_time()
         self.release()
 
     def add_pose(self, stamp_ns: int, message) -> None:
         """A pose came. Raises DataError where the message holds none."""
         if self._poses is not None:
             self._poses.add_pose(stamp_ns, message)
-            self._pose.waiting = True
+            self._wait_pose = self._wait_pose or any(self._poses.look(ns)[0] for ns in self._in_time())
             self.release()
 
     def restart(self) -> int:
         """Pass on what waits and begin a new session; its number."""
         self.flush()
-        self._info.recent.clear()
-        if self._poses is not None:
-            self._poses.restart()
+        self._arrivals.clear()
         self._gaps = _Gaps()
-        self._last_ns = None
         self.session += 1
         return self.session
 
@@ -160,24 +160,28 @@ class Pairing:
                 break
             self._pass_on(waited)
 
+    def _in_time(self) -> list[int]:
+        """Stamps of the images that may still wait, or might have: what comes for them now comes in time."""
+        now = self._clock()
+        return [stamp_ns for stamp_ns, deadline in self._arrivals if now < deadline]
+
     def _complete(self, p: _Pending) -> bool:
-        if self._info.waiting and p.stamp_ns not in self._infos:
+        if self._wait_info and p.stamp_ns not in self._infos:
             return False
-        return self._poses is None or not self._pose.waiting or self._poses.look(p.stamp_ns)[0]
+        return self._poses is None or not self._wait_pose or self._poses.look(p.stamp_ns)[0]
 
     def _pass_on(self, waited: bool) -> None:
         p = self._pending.popleft()
         info = self._infos.get(p.stamp_ns)
         if info is None:
-            self._info.waiting &= not waited
+            self._wait_info &= not waited
             info = self._latest_info
             self.counts.info_missing += info is None
             self.counts.info_inexact += info is not None
-        self._info.recent.append(p.stamp_ns)
         pose = None
         if self._poses is not None:
             known, pose = self._poses.look(p.stamp_ns)
-            self._pose.waiting &= known or not waited
+            self._wait_pose &= known or not waited
             self.counts.pose_missing += pose is None
         self._emit(Input(self.session, p.stamp_ns, p.image, info, pose))
 

@@ -15,7 +15,12 @@ JUMP_NS = 500_000_000
 
 
 class PoseSource(Protocol):
-    """What :class:`~vslam_features.ros.pairing.Pairing` asks for poses."""
+    """What :class:`~vslam_features.ros.pairing.Pairing` asks for poses.
+
+    ``resets``: how often they began anew, by a jump back in time or another frame.
+    """
+
+    resets: int
 
     def add_image(self, stamp_ns: int, message) -> None:
         """An image came, for which a pose will be asked."""
@@ -27,21 +32,60 @@ class PoseSource(Protocol):
         """Whether waiting for longer is useless, and the pose, None where there is none."""
 
     def restart(self) -> None:
-        """Time jumped back."""
+        """The time of the images jumped back."""
+
+
+class _Newest:
+    """The newest stamp of the poses, and whether they jumped back before the images did.
+
+    Then they are of the new session already. ``image_ns``: stamp of the last image.
+    """
+
+    def __init__(self):
+        self.stamp_ns: int | None = None
+        self.image_ns: int | None = None
+        self._jumped_from: int | None = None
+
+    def add(self, stamp_ns: int) -> bool:
+        """Whether this is a jump back in time."""
+        newest = stamp_ns if self.stamp_ns is None else self.stamp_ns
+        jumped = stamp_ns < newest - JUMP_NS
+        if jumped:
+            first = self.image_ns is not None and stamp_ns < self.image_ns - JUMP_NS
+            self._jumped_from = newest if first else None
+        elif self._jumped_from is not None and stamp_ns >= self._jumped_from:
+            self._jumped_from = None  # one wrong stamp, and time goes on as before
+        self.stamp_ns = stamp_ns if jumped else max(stamp_ns, newest)
+        return jumped
+
+    def restart(self) -> bool:
+        """The images jumped: whether the poses that are there belong to the past, and are to be forgotten."""
+        old, self._jumped_from = self._jumped_from is None, None
+        if old:
+            self.stamp_ns = None
+        return old
 
 
 class InterpolatedPoses:
     """``sync: exact``: the pose at the stamp itself, or between the two around it."""
 
     def __init__(self):
-        self._track = PoseTrack(jump_s=JUMP_NS / 1e9)
+        self._track, self._newest = PoseTrack(jump_s=JUMP_NS / 1e9), _Newest()
+
+    @property
+    def resets(self) -> int:
+        """See :class:`PoseSource`."""
+        return self._track.resets
 
     def add_image(self, stamp_ns: int, message) -> None:
         """See :class:`PoseSource`."""
+        self._newest.image_ns = stamp_ns
 
     def add_pose(self, stamp_ns: int, message) -> None:
         """See :class:`PoseSource`."""
-        self._track.add(stamp_ns, pose_of(message))
+        pose = pose_of(message)
+        self._newest.add(stamp_ns)
+        self._track.add(stamp_ns, pose)
 
     def look(self, stamp_ns: int) -> tuple[bool, Pose | None]:
         """See :class:`PoseSource`."""
@@ -49,7 +93,9 @@ class InterpolatedPoses:
         return newest is not None and newest >= stamp_ns, self._track.at(stamp_ns)
 
     def restart(self) -> None:
-        """Nothing to do: the track notices the jump itself, and may hold poses of the new session already."""
+        """See :class:`PoseSource`."""
+        if self._newest.restart():
+            self._track.clear()
 
 
 class ApproximatePoses:
@@ -73,35 +119,33 @@ class ApproximatePoses:
             ) from error
         self._filters = message_filters
         self._slop_s, self._queue_size = slop_s, queue_size
-        self._newest: int | None = None
-        self._jumped = False
+        self._newest = _Newest()
+        self.resets = 0
         self._renew()
 
     def add_image(self, stamp_ns: int, message) -> None:
         """See :class:`PoseSource`."""
+        self._newest.image_ns = stamp_ns
         self._feed(self._images, message)
 
     def add_pose(self, stamp_ns: int, message) -> None:
         """See :class:`PoseSource`."""
         pose_of(message)  # a bad message must fail here, not when the pair is asked for
-        if self._newest is not None and stamp_ns < self._newest:
+        if self._newest.add(stamp_ns):
             self._renew()
-            self._jumped = True
-        self._newest = stamp_ns
+            self.resets += 1
         self._feed(self._poses, message)
 
     def look(self, stamp_ns: int) -> tuple[bool, Pose | None]:
         """See :class:`PoseSource`."""
         message = self._found.get(stamp_ns)
-        late = self._newest is not None and self._newest > stamp_ns + self._slop_s * 1e9
+        newest = self._newest.stamp_ns
+        late = newest is not None and newest > stamp_ns + self._slop_s * 1e9
         return message is not None or late, None if message is None else pose_of(message)
 
     def restart(self) -> None:
         """See :class:`PoseSource`."""
-        if self._jumped:  # the poses came back first: what is there belongs to the new session
-            self._jumped = False
-        else:
-            self._newest = None
+        if self._newest.restart():
             self._renew()
 
     def _renew(self) -> None:
