@@ -120,7 +120,13 @@ def test_an_image_folder(domain, tmp_path):
         ({"path": "/no/such/bag"}, "/no/such/bag: no such file or folder"),
         ({"path": "BAG", "rate": -1.0}, "rate: expected a positive number"),
         ({"path": "BAG", "topics": "[/depth]"}, "no topic /depth; there are: /camera/camera/infra1/camera_info"),
-        ({"path": "BAG", "lop": True}, "unknown parameter lop; known: path, rate, loop"),
+        ({"path": "BAG", "lop": True}, "unknown parameter 'lop' (did you mean 'loop'?); known: path, rate, loop"),
+        ({"path": "BAG", "rate": "[]"}, "rate: expected a number, got nothing"),
+        ({"path": "BAG", "topics": "[1]"}, "topics: expected a list of texts, got [1]"),
+        (
+            {"path": "BAG", "image_topic": '"//x y"', "topics": "[/camera/camera/infra1/image_rect_raw]"},
+            "cannot publish on '//x y'",
+        ),
         ({"path": "BAG", "wait_s": 0.3}, "nobody subscribed to /camera/camera/infra1/image_rect_raw within 0.3 s"),
     ],
 )
@@ -132,6 +138,14 @@ def test_errors_are_one_line_and_exit_1(domain, tmp_path, parameters, text):
     fatal = [line for line in process.output.splitlines() if "FATAL" in line]
     assert len(fatal) == 1 and text in fatal[0], process.output
     assert "Traceback" not in process.output
+
+
+def test_those_who_subscribed_are_counted(domain, tmp_path):
+    bag = write_bag(tmp_path / "bag", sequence(2))
+    parameters = {"path": bag, "topics": "[]", "min_subscribers": 2, "wait_s": 3}
+    with Listener(domain, image=(Image, NAMES.image)), player(domain, tmp_path, parameters) as process:
+        assert process.wait() == 1
+    assert f"only 1 subscribed to {NAMES.image} within 3 s (2 wanted)" in process.output, process.output
 
 
 def test_a_damaged_bag_is_a_failure(domain, tmp_path):

@@ -7,13 +7,14 @@ import threading
 import time
 from pathlib import Path
 
-from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.duration import Duration
+from rclpy.exceptions import InvalidTopicNameException
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
 
 from ..errors import BagError, ConfigError, VslamFeaturesError
+from .fixed_parameters import read_fixed_parameters
 from .messages import stamp_message
 from .player_source import CAMERA_INFOS, IMAGES, POSES, message_class, open_messages
 from .process import run
@@ -22,7 +23,7 @@ PARAMETERS = {
     "path": ("", "rosbag2 folder, .mcap, .db3, or a folder of images."),
     "rate": (1.0, "Speed over the recorded one."),
     "loop": (False, "Play again from the start for ever; stamps jump back then."),
-    "topics": ([""], "Recorded topics to play; empty: all."),
+    "topics": ([], "Recorded topics to play; empty: all."),
     "image_topic": ("", "Name to publish the image topic under; empty: as recorded (folder: image)."),
     "camera_info_topic": ("", "Name to publish the camera_info topic under; empty: as recorded."),
     "pose_topic": ("", "Name to publish the pose or odometry topic under; empty: as recorded."),
@@ -42,7 +43,7 @@ class PlayerNode(Node):
     """Publishes what was recorded, unchanged, at the recorded pace. Raises VslamFeaturesError on wrong parameters."""
 
     def __init__(self, **options):
-        super().__init__("player", automatically_declare_parameters_from_overrides=True, **options)
+        super().__init__("player", **options)
         self.failure = ""
         self._halt = threading.Event()
         self._thread: threading.Thread | None = None
@@ -79,29 +80,15 @@ class PlayerNode(Node):
         self._source.close()
 
     def _read_parameters(self) -> dict:
-        given = {n: p.value for n, p in self.get_parameters_by_prefix("").items()}
-        values = {}
-        for name, (default, doc) in PARAMETERS.items():
-            value = given.get(name, default)
-            if type(default) is float and type(value) is int:
-                value = float(value)
-            if type(value) is not type(default):
-                raise ConfigError(f"{name}: expected {type(default).__name__}, got {value!r}")
-            if self.has_parameter(name):
-                self.undeclare_parameter(name)
-            self.declare_parameter(
-                name, value, ParameterDescriptor(description=doc, read_only=True), ignore_override=True
-            )
-            values[name] = value
-        known = (*PARAMETERS, "use_sim_time", "start_type_description_service")
-        unknown = [n for n in given if n not in known and not n.startswith("qos_overrides.")]
-        if unknown:
-            raise ConfigError(f"unknown parameter {', '.join(unknown)}; known: {', '.join(PARAMETERS)}")
+        values = read_fixed_parameters(self, PARAMETERS)
         if not values["path"]:
             raise ConfigError("path: give a recording or an image folder, -p path:=...")
         for name in ("rate", "fps"):
             if not 0 < values[name] < float("inf"):
                 raise ConfigError(f"{name}: expected a positive number, got {values[name]}")
+        for name in ("wait_s", "start_delay_s"):
+            if not 0 <= values[name] < float("inf"):
+                raise ConfigError(f"{name}: expected seconds, 0 or more, got {values[name]}")
         if values["qos"] not in ("reliable", "sensor_data"):
             raise ConfigError(f"qos: '{values['qos']}' is not one of reliable, sensor_data")
         return values
@@ -121,9 +108,16 @@ class PlayerNode(Node):
         reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
         qos = QoSProfile(depth=100, reliability=reliability)
         return {
-            topic: self.create_publisher(message_class(kind), names[topic], qos)
+            topic: self._publisher(message_class(kind), names[topic], qos)
             for topic, kind in self._source.topics.items()
         }
+
+    def _publisher(self, kind: type, name: str, qos: QoSProfile):
+        try:
+            return self.create_publisher(kind, name, qos)
+        except InvalidTopicNameException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"cannot publish on '{name}': {reason}; choose another name") from error
 
     # -- the playing thread ----------------------------------------------------------------
 
@@ -148,11 +142,12 @@ class PlayerNode(Node):
         outlets = [self._outlets[t] for t in images]
         names = ", ".join(o.topic_name for o in outlets)
         end = time.monotonic() + self._values["wait_s"]
-        while max(o.get_subscription_count() for o in outlets) < wanted and not self._halt.is_set():
+        while (count := max(o.get_subscription_count() for o in outlets)) < wanted and not self._halt.is_set():
             if time.monotonic() > end:
+                who = f"only {count}" if count else "nobody"
                 raise BagError(
-                    f"nobody subscribed to {names} within {self._values['wait_s']:g} s ({wanted} wanted): check the "
-                    "remapping and ROS_DOMAIN_ID, or set min_subscribers to 0"
+                    f"{who} subscribed to {names} within {self._values['wait_s']:g} s ({wanted} wanted): check the "
+                    "remapping and ROS_DOMAIN_ID, or set min_subscribers lower (0: do not wait)"
                 )
             self.get_logger().info(f"waiting for {wanted} subscribers of {names}", throttle_duration_sec=5.0)
             self._halt.wait(0.05)
