@@ -304,6 +304,34 @@ def test_a_missing_parameter_file_is_named(domain, tmp_path):
     assert "/no/such.yaml" in process.output and "Traceback" not in process.output
 
 
+@pytest.mark.parametrize(
+    ("code", "arguments", "text"),
+    [
+        ("frontend_node as n; n.main()", ["-p", "features.name:=[]"], "a parameter was given without a value"),
+        ("frontend_node as n; n.main()", ["--foo"], "unknown ROS arguments: ['--foo']"),
+        ("process; process.run(lambda: process.rclpy.create_node('x y'), 'x')", [], "Invalid node name"),
+        ("process; process.run(lambda: open('/no/such'), 'x')", [], "No such file or directory: '/no/such'"),
+    ],
+)
+def test_wrong_arguments_end_it_with_one_line(domain, tmp_path, code, arguments, text):
+    code = f"import sys; from vslam_features.ros import {code.replace('; ', '; sys.exit(')})"
+    command = [sys.executable, "-W", "ignore", "-c", code, "--ros-args", *arguments]
+    with Process(command, environment(domain, tmp_path / "log"), tmp_path) as process:
+        assert process.wait() == 1
+    lines = [line for line in process.output.splitlines() if "[rcl]" not in line]
+    assert len(lines) == 1 and text in lines[0], lines
+
+
+def test_further_signals_while_it_ends_change_nothing(domain, tmp_path):
+    with node(domain, tmp_path) as process, Peer(domain) as peer:
+        peer.wait_connected()
+        while process.popen.poll() is None:
+            process.popen.send_signal(signal.SIGINT)
+            time.sleep(0.005)
+        assert process.wait() == 0
+    assert "Traceback" not in process.output, process.output
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_cleanly_while_it_works(domain, tmp_path, number):
     with node(domain, tmp_path) as process, Peer(domain) as peer:

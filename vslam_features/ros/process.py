@@ -8,11 +8,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 import rclpy
+from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.logging import get_logger
 from rclpy.signals import SignalHandlerOptions
 
-from ..errors import VslamFeaturesError
+from ..errors import ConfigError, VslamFeaturesError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+POLL_S = 0.1
+"""A signal is noticed after this at the latest."""
 
 
 class Runnable(Protocol):
@@ -31,32 +36,53 @@ def run(make_node: Callable[[], Runnable], name: str, args: list[str] | None = N
     """Run a node until a signal or until it is done; the exit code.
 
     rclpy's own signal handlers end the context at once, and with it the
-    publishing of results that are still being computed. So ours only wake the
-    main thread, which stops the node first.
+    publishing of results that are still being computed. So ours only note the
+    signal, and the main thread stops the node first. They take no lock: a
+    second signal may interrupt the first.
     """
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    asked: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: asked.append(number))
+    try:
+        return _with_rclpy(make_node, name, args, asked)
+    finally:
+        # It ends anyway. The interpreter gives signals their deadly default back on its way out, but not these.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _with_rclpy(make_node: Callable[[], Runnable], name: str, args: list[str] | None, asked: list[int]) -> int:
     try:
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # bad --ros-args, or a parameter file that is not there
-        get_logger(name).fatal(str(error).splitlines()[0])
+        unknown = "unknown ROS arguments: " if type(error).__name__ == "UnknownROSArgsError" else ""
+        get_logger(name).fatal(unknown + str(error).splitlines()[0])
         return 1
     try:
-        node = make_node()
+        node = _make(make_node)
         try:
-            return _run(node, stop)
+            return _run(node, asked)
         finally:
             node.destroy_node()
-    except VslamFeaturesError as error:
-        get_logger(name).fatal(str(error))
+    except (VslamFeaturesError, ParameterException, NameValidationException, OSError) as error:
+        get_logger(name).fatal(" ".join(str(error).split()).rstrip(" ^"))  # rclpy points at the place on a new line
         return 1
     finally:
         if rclpy.ok():
             rclpy.shutdown()
 
 
-def _run(node: Runnable, stop: threading.Event) -> int:
+def _make(make_node: Callable[[], Runnable]) -> Runnable:
+    try:
+        return make_node()
+    except ValueError as error:
+        if "PARAMETER_NOT_SET" not in str(error):
+            raise
+        raise ConfigError("a parameter was given without a value; an empty list [] is none either") from error
+
+
+def _run(node: Runnable, asked: list[int]) -> int:
+    stop = threading.Event()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     wake = node.create_guard_condition(lambda: None)
@@ -76,7 +102,9 @@ def _run(node: Runnable, stop: threading.Event) -> int:
     try:
         node.start(stop)
         thread.start()
-        stop.wait()
+        while not (asked or stop.wait(POLL_S)):
+            pass
+        stop.set()
         wake.trigger()
         thread.join()
     finally:
