@@ -210,7 +210,7 @@ class Config:
             # Options of a plug-in that is not chosen yet are checked with the choice.
             option_of_plugin = rest.startswith("options.") and hasattr(getattr(base, group, None), "options")
             if name not in known and not (group in names and option_of_plugin):
-                unknown.append(_unknown(name, known))
+                unknown.append(unknown_parameter(name, known))
             elif not rest:
                 groups[name] = value
             elif rest.startswith("options."):
@@ -293,7 +293,8 @@ def parameters(config: Config | None = None) -> list[Parameter]:
     return out
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def unknown_parameter(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is none, with those that may have been meant."""
     leaf = name.rpartition(".")[2]  # the group forgotten is the most common slip
     close = [k for k in known if k.rpartition(".")[2] == leaf] or difflib.get_close_matches(name, known)
     hint = f" (did you mean {' or '.join(close[:3])}?)" if close else ""

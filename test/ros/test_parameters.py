@@ -65,7 +65,7 @@ def test_all_problems_are_told_at_once_and_can_be_corrected(make):
         p.config()
     text = str(error.value)
     assert "'surf' is not one of orb, sift" in text and "hessian" in text
-    assert "did you mean 'matcher.options.ratio'" in text and "autostart: expected true or false" in text
+    assert "did you mean matcher.options.ratio" in text and "autostart: expected true or false" in text
 
 
 def test_another_plugin_drops_the_problems_of_the_first(make):

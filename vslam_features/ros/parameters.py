@@ -7,7 +7,6 @@ user sees all of them at once and can set them right.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 
@@ -41,8 +40,10 @@ class Parameters:
         self._known = self._leaves(self._plugins(given))
         for p in self._known.values():
             self._declare(p, self._checked(p, given[p.name]) if p.name in given else p.default)
+        known = ["autostart", *self._known]
         for name in given:
-            self._problems.setdefault(name, self._unknown(name)) if name not in self._known else None
+            if name not in known:
+                self._problems.setdefault(name, configuration.unknown_parameter(name, known))
         self._declaring = False
         node.add_on_set_parameters_callback(self._on_set)
 
@@ -50,7 +51,9 @@ class Parameters:
         """The whole configuration. Raises ConfigError naming every problem and the valid choices."""
         self._follow_plugins()
         if self._problems:
-            raise ConfigError("; ".join(self._problems.values()))
+            unknown = any(name not in self._known for name in self._problems)
+            names = ["config/default.yaml lists all names"] if unknown else []
+            raise ConfigError("; ".join([*self._problems.values(), *names]))
         return self._config({})
 
     def _config(self, changes: dict) -> Config:
@@ -118,11 +121,6 @@ class Parameters:
             self._declare(leaves[name], leaves[name].default)
         self._declaring = False
         self._base, self._known = config, leaves
-
-    def _unknown(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._known, n=1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
-        return f"unknown parameter '{name}'{hint}; known: autostart, {', '.join(sorted(self._known))}"
 
     # -- changing --------------------------------------------------------------------------
 
