@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,9 +17,21 @@ from hypothesis import strategies as st
 
 pytest.importorskip("rclpy", reason="needs ROS 2: pip install 'vslam_features[ros]'")
 
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.executors import SingleThreadedExecutor
+from ros_helpers import node_command
+from sensor_msgs.msg import PointCloud2
+
+from vslam_features.errors import DataError
 from vslam_features.replay.ground_truth import GroundTruth
+from vslam_features.replay.loop_truth import LoopTruth
 from vslam_features.replay.metrics import metrics
+from vslam_features.replay.report import write_report
 from vslam_features.ros import codecs
+from vslam_features.ros.clouds import to_cloud
+from vslam_features.ros.messages import header
+from vslam_features.ros.recorder_node import RecorderNode
 from vslam_features.ros.topic_log import TopicLog
 from vslam_features.types import PairKind, Pose, Status
 
@@ -94,6 +108,7 @@ def test_tables_are_joined_in_any_order(order: random.Random):
 def test_what_was_lost_is_said():
     log = TopicLog("test", truth(8))
     log.add_keyframe(T0, "cam", keyframe(0))
+    log.add_keyframe(T0 + STEP, "cam", keyframe(1))
     log.add_pairs(T0, "cam", pair(1, 0, 30, 25))  # its matches never come
     log.rejected("/frontend/pairs", "no field 'kind'")
     log.set_diagnostics("frames", {"received": "7", "processed": "5", "dropped": "2", "missing": "1", "waiting": "0"})
@@ -112,6 +127,79 @@ def test_poses_reach_the_keyframes():
     np.testing.assert_array_equal(log.finish().keyframes[0].pose.t, [1, 2, 3])
 
 
+def test_who_joins_late_gets_a_report_of_what_it_saw(tmp_path):
+    log = TopicLog("test", truth(100))
+    for i in (57, 58):
+        log.add_keyframe(T0 + i * STEP, "cam", keyframe(i))
+        log.add_pairs(T0 + i * STEP, "cam", np.concatenate([
+            pair(i, i - 1, 30, 25), pair(i, 3, 40, 33, PairKind.LOOP)]))  # fmt: skip
+        log.add_matches(T0 + i * STEP, "cam", np.concatenate([matches(i, i - 1, 30, 25), matches(i, 3, 40, 33)]))
+        candidates = np.zeros(1, codecs.CANDIDATES)
+        candidates["kf_id"], candidates["ref_kf_id"] = i, 3
+        log.add_candidates(T0 + i * STEP, "cam", candidates)
+    log.add_keyframe(T0 + 59 * STEP, "cam", keyframe(59, n=0))  # the next, as it has no keypoints
+    log.set_diagnostics("frames", {"received": "100", "processed": "100"})
+    run = log.finish()
+    assert [k.id for k in run.keyframes] == [57, 58, 59]
+    assert run.incomplete == "joined late: keyframes 0 to 56 were not seen"
+    reason = "pair left out: one of its keyframes was not seen"
+    assert run.notes == {reason: 3}
+    assert run.examples[reason] == ["keyframe 3 was not seen", "keyframe 56 was not seen"]
+    loops = LoopTruth(np.eye(100, dtype=bool))
+    numbers = metrics(run, loops)
+    assert numbers["pairs"] == 1 and numbers["input"]["complete"] is False and numbers["loop_truth"]["queries"] == 0
+    page = write_report(tmp_path / "report.html", run, numbers).read_text()
+    assert "joined late" in page and "58 with 57" in page
+
+
+@pytest.mark.parametrize("without_keypoints", [False, True])
+def test_a_reset_starts_a_new_session(without_keypoints):
+    log = TopicLog("test", truth(8))
+    log.set_diagnostics("frames", {"received": "8", "processed": "8", "resets": "2"})  # before we came
+    for method, stamp, table in messages():
+        getattr(log, method)(stamp, "cam", table)
+    log.set_diagnostics("frames", {"received": "9", "processed": "9", "resets": "3"})
+    assert log.progress()["keyframes"] == 3, "until the next keyframe there is nothing newer to report"
+    log.add_keyframe(T0, "cam", keyframe(0, n=0 if without_keypoints else 4))
+    log.add_keyframe(T0 + STEP, "cam", keyframe(1))
+    log.add_pairs(T0 + STEP, "cam", pair(1, 0, 0, 0, status=Status.NO_MATCHES))
+    log.set_diagnostics("frames", {"received": "10", "processed": "10", "resets": "3"})
+    run = log.finish()
+    assert [k.id for k in run.keyframes] == [0, 1] and len(run.pairs) == 1
+    assert run.incomplete.startswith("1 earlier session before a reset is not in this report")
+    assert (run.frames, run.expected) == (10, 10)
+
+
+def set_in(table: np.ndarray, **values) -> np.ndarray:
+    for name, value in values.items():
+        table[name][-1] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "text"),
+    [
+        ("add_pairs", (T0, "cam", pair(1, 0, 3, 2, status=77)), "77"),
+        ("add_pairs", (T0, "cam", pair(1, 0, 3, 2, kind=9)), "9"),
+        ("add_pairs", (T0, "cam", pair(1, 0, 3, 4)), "4 inliers of 3"),
+        ("add_matches", (T0, "cam", set_in(matches(1, 0, 3, 2), x=np.nan)), "not finite"),
+        ("add_matches", (T0, "cam", set_in(matches(1, 0, 3, 2), ref_y=1e30)), "far outside"),
+        ("add_matches", (T0, "cam", set_in(matches(1, 0, 3, 2), kf_id=2)), "more than one keyframe"),
+        ("add_keyframe", (T0, "cam", set_in(keyframe(1), kf_id=2)), "more than one keyframe"),
+        ("add_candidates", (T0, "cam", set_in(np.zeros(2, codecs.CANDIDATES), similarity=np.inf)), "similarity"),
+        ("set_diagnostics", ("frames", {"received": "many"}), "frames: received must be a count, got 'many'"),
+        ("set_diagnostics", ("map", {"loops_gated": "-1"}), "loops_gated"),
+        ("set_diagnostics", ("match", {"faults": "1.5"}), "faults"),
+    ],
+)
+def test_foreign_values_are_refused_and_change_nothing(method, arguments, text):
+    log = TopicLog("test", truth(8))
+    with pytest.raises(DataError, match=text):
+        getattr(log, method)(*arguments)
+    run = log.finish()
+    assert not run.keyframes and not run.pairs and not run.candidates and "nothing came" in run.incomplete
+
+
 @pytest.mark.slow
 def test_the_process_writes_on_sigint_also_without_a_front_end(domain, tmp_path):
     out = tmp_path / "out"
@@ -121,13 +209,60 @@ def test_the_process_writes_on_sigint_also_without_a_front_end(domain, tmp_path)
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0 and "Traceback" not in errors
-    assert json.loads((out / "metrics.json").read_text())["frames"] == 0
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert "nothing came from /frontend: start the front-end" in errors
+    numbers = json.loads((out / "metrics.json").read_text())
+    assert numbers["frames"] == 0 and numbers["input"]["complete"] is False
+    assert numbers["input"]["reason"].startswith("nothing came from /frontend")
     assert "Nothing was processed" in (out / "report.html").read_text()
 
 
-def test_a_missing_folder_parameter_is_named(domain):
-    command = [sys.executable, "-m", "vslam_features.ros.recorder_node"]
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({}, "out: give a folder"),
+        ({"out": 5}, "out: expected a text (in quotes where it looks like a number"),
+        ({"out": "FILE/x"}, "out: cannot make the folder"),
+        ({"out": "OUT", "truht": "x"}, "unknown parameter 'truht' (did you mean 'truth'?)"),
+        ({"out": "OUT", "exclude_s": 10, "frontend": '"//x y"'}, "cannot subscribe to '//x y/keyframes'"),
+    ],
+)
+def test_wrong_parameters_are_one_line(domain, tmp_path, parameters, text):
+    (tmp_path / "file").touch()
+    words = {"FILE/x": tmp_path / "file" / "x", "OUT": tmp_path / "out"}
+    command = node_command("recorder_node", {n: words.get(v, v) for n, v in parameters.items()})
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "out: give a folder" in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 1 and text in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_whoever_publishes_nonsense_the_recorder_lives_and_a_lost_report_is_a_failure(domain, tmp_path):
+    out = tmp_path / "out"
+    context = rclpy.Context()
+    rclpy.init(context=context, domain_id=domain)
+    try:
+        recorder = RecorderNode(cli_args=["--ros-args", "-p", f"out:={out}"], context=context)
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(recorder)
+        clouds = recorder.create_publisher(PointCloud2, "/frontend/pairs", 10)
+        statuses = recorder.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        end = time.monotonic() + 20
+        while not (clouds.get_subscription_count() and statuses.get_subscription_count()):
+            assert time.monotonic() < end
+            executor.spin_once(timeout_sec=0.02)
+        clouds.publish(to_cloud(pair(1, 0, 3, 2, status=77), header(T0, "cam")))
+        bad = DiagnosticStatus(name="frontend: frames", values=[KeyValue(key="received", value="many")])
+        statuses.publish(DiagnosticArray(status=[bad]))
+        while recorder.rejected < 2:
+            assert time.monotonic() < end
+            executor.spin_once(timeout_sec=0.02)
+        recorder.stop()
+        assert recorder.failure == ""
+        notes = json.loads((out / "metrics.json").read_text())["input"]["notes"]
+        assert notes == {"message on /frontend/pairs rejected": 1, "message on /diagnostics rejected": 1}
+        shutil.rmtree(out)
+        recorder.stop()
+        assert f"no report in {out}: " in recorder.failure and "No such file" in recorder.failure
+        executor.shutdown()
+        recorder.destroy_node()
+    finally:
+        context.try_shutdown()

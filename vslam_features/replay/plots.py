@@ -57,9 +57,9 @@ def timeline(pairs: list[PairRecord]) -> str:
 
 def loop_matrix(log: RunLog) -> str:
     """Similarity of all keyframes (darker is more alike), with candidates, verified and ambiguous loops."""
-    n = len(log.keyframes)
-    if n < 2:
+    if len(log.keyframes) < 2:
         return ""
+    n = max(k.id for k in log.keyframes) + 1  # more than there are where a recorder joined late
     left, top, side = 44, 8, 480
     scale = side / n
     parts = []

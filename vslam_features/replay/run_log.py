@@ -154,8 +154,8 @@ class RunLog:
             group, rank = "ambiguous", record.num_inliers
         else:
             return
-        number = len(self.pairs) - 1
-        heapq.heappush(self._kept[group], (rank, -number, points or MatchPoints.none()))
+        number = len(self.pairs) - 1  # no two are equal, so that records are never compared
+        heapq.heappush(self._kept[group], (rank, -number, record, points or MatchPoints.none()))
         if len(self._kept[group]) > self.max_pictures:
             heapq.heappop(self._kept[group])
 
@@ -173,7 +173,20 @@ class RunLog:
 
     def pictured(self, group: str) -> list[tuple[PairRecord, MatchPoints]]:
         """Pairs with points: ``worst`` between consecutive keyframes, verified ``loops`` or ``ambiguous`` ones."""
-        return [(self.pairs[-number], points) for _, number, points in sorted(self._kept[group], reverse=True)]
+        return [(record, points) for *_, record, points in sorted(self._kept[group], reverse=True)]
+
+    def leave_out_unseen(self) -> list[int]:
+        """Leave out pairs and candidates with keyframes that are not in the log; the ids of those, ascending."""
+        seen = {k.id for k in self.keyframes}
+        named = {i for item in (*self.pairs, *self.candidates) for i in (item.kf_id, item.ref_kf_id)}
+        if named <= seen:
+            return []
+        self.pairs = [p for p in self.pairs if {p.kf_id, p.ref_kf_id} <= seen]
+        self.candidates = [c for c in self.candidates if {c.kf_id, c.ref_kf_id} <= seen]
+        for group, kept in self._kept.items():
+            self._kept[group] = [item for item in kept if {item[2].kf_id, item[2].ref_kf_id} <= seen]
+            heapq.heapify(self._kept[group])
+        return sorted(named - seen)
 
 
 def badness(pair: PairRecord) -> float:

@@ -9,18 +9,19 @@ from pathlib import Path
 
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseStamped
-from rcl_interfaces.msg import ParameterDescriptor
+from rclpy.exceptions import InvalidTopicNameException
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image, PointCloud2
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, VslamFeaturesError
 from ..replay.files import write_json, write_whole
 from ..replay.ground_truth import GroundTruth
 from ..replay.loop_truth import LoopTruth
 from ..replay.metrics import metrics
 from ..replay.report import write_report
 from . import codecs
+from .fixed_parameters import read_fixed_parameters
 from .messages import image_array, pose_of, stamp_of
 from .process import run
 from .topic_log import TopicLog
@@ -42,22 +43,18 @@ class RecorderNode(Node):
     Relative inputs ``image`` and ``pose`` (PoseStamped) give pictures and the trajectory; both are optional.
     """
 
-    failure = ""
-
     def __init__(self, **options):
         super().__init__("recorder", **options)
-        values = {
-            name: self.declare_parameter(name, default, ParameterDescriptor(description=doc, read_only=True)).value
-            for name, (default, doc) in PARAMETERS.items()
-        }
-        if not values["out"]:
-            raise ConfigError("out: give a folder to write to, -p out:=...")
-        self._out = Path(values["out"]).expanduser()
-        self._out.mkdir(parents=True, exist_ok=True)
+        self.failure = ""
+        self.rejected = 0
+        values = read_fixed_parameters(self, PARAMETERS)
+        if not 0 <= values["exclude_s"] < float("inf"):
+            raise ConfigError(f"exclude_s: expected seconds, 0 or more, got {values['exclude_s']}")
+        self._out = _output_folder(values["out"])
         self._frontend = values["frontend"].lstrip("/")
         truth = GroundTruth.load(values["truth"]) if values["truth"] else None
         self._loops = LoopTruth.load(values["truth"], exclude_s=values["exclude_s"]) if values["truth"] else None
-        self._log = TopicLog(values["name"], truth)
+        self._log = TopicLog(values["name"], truth, values["frontend"])
         self._outputs: list[str] = []
         clouds = (
             ("keyframes", codecs.read_keyframes, self._log.add_keyframe),
@@ -78,22 +75,39 @@ class RecorderNode(Node):
         """Nothing to do: the subscriptions are there."""
 
     def stop(self) -> None:
-        """Write what was recorded."""
-        log = self._log.finish()
-        numbers = metrics(log, self._loops)
-        write_json(self._out / "metrics.json", numbers)
-        write_report(self._out / "report.html", log, numbers)
+        """Write what was recorded; ``failure`` tells what kept it from that."""
+        self.failure = self._log.nothing_came
+        try:
+            log = self._log.finish()
+            numbers = metrics(log, self._loops)
+            write_json(self._out / "metrics.json", numbers)
+            write_report(self._out / "report.html", log, numbers)
+        except Exception as error:  # whatever it is, the user has to learn that there is no report, and why
+            text = (
+                str(error) if isinstance(error, (VslamFeaturesError, OSError)) else f"{type(error).__name__}: {error}"
+            )
+            self.failure = f"no report in {self._out}: {text}"
         self._write_progress()
 
     def _listen(self, kind, topic: str, qos: QoSProfile, use) -> None:
         def callback(message) -> None:
             try:
                 use(message)
-            except DataError as error:
-                self._log.rejected(topic, str(error))
-                self.get_logger().warning(f"{topic}: {error}", throttle_duration_sec=5.0)
+            except VslamFeaturesError as error:
+                reject(str(error))
+            except Exception as error:  # anybody may publish anything: it must not end the recording
+                reject(f"{type(error).__name__}: {error}")
 
-        self.create_subscription(kind, topic, callback, qos)
+        def reject(reason: str) -> None:
+            self.rejected += 1
+            self._log.rejected(topic, reason)
+            self.get_logger().warning(f"{topic}: {reason}", throttle_duration_sec=5.0)
+
+        try:
+            self.create_subscription(kind, topic, callback, qos)
+        except InvalidTopicNameException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"cannot subscribe to '{topic}': {reason}; check the parameter frontend") from error
 
     def _cloud(self, message: PointCloud2, read, add) -> None:
         add(stamp_of(message), message.header.frame_id, read(message))
@@ -107,7 +121,21 @@ class RecorderNode(Node):
     def _write_progress(self) -> None:
         connected = all(self.count_publishers(topic) for topic in self._outputs)
         progress = {**self._log.progress(), "connected": int(connected)}
-        write_whole(self._out / "progress.json", json.dumps(progress).encode())
+        try:
+            write_whole(self._out / "progress.json", json.dumps(progress).encode())
+        except OSError as error:  # a full disk may be freed before the end, when the report is written
+            self.get_logger().warning(f"progress.json: {error}", throttle_duration_sec=5.0)
+
+
+def _output_folder(text: str) -> Path:
+    if not text:
+        raise ConfigError("out: give a folder to write to, -p out:=...")
+    out = Path(text).expanduser()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: cannot make the folder {out}: {error.strerror}; give another one") from error
+    return out
 
 
 def main(args: list[str] | None = None) -> int:

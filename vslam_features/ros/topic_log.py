@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from ..errors import DataError
 from ..pose_track import PoseTrack
 from ..replay.ground_truth import GroundTruth
 from ..replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
@@ -17,31 +18,54 @@ from ..types import Candidate, PairKind, Pose, Status
 IMAGES_KEPT = 64
 """Latest images that wait to be recognised as keyframes."""
 
+FARTHEST_PX = 1e6
+"""Pixels of matches beyond this are no pixels, and drawing them fails."""
+
+FRAME_COUNTS = ("received", "processed", "dropped", "missing", "waiting", "resets")
+MAP_COUNTS = ("loop_queue", "keyframes", "loops_gated")
+"""Diagnostics that are read as numbers; beside ``faults`` of each part."""
+
 
 class TopicLog:
     """Joins messages that belong together, in whichever order they come.
 
+    A front-end that is reset counts its keyframes from 0 again. The log then
+    starts anew, as its records would be those of other keyframes, and only
+    counts the earlier sessions. All methods raise DataError on values outside
+    the contract and then change nothing.
+
     Args:
         name: title of the run.
         truth: gives keyframes the number of their image; without it, images are counted as they come.
+        frontend: name of the node that is listened to, for messages.
     """
 
-    def __init__(self, name: str, truth: GroundTruth | None):
-        self._truth = truth
-        self._log = RunLog({"name": name, "kind": "topics"}, expected=len(truth) if truth else 0)
+    def __init__(self, name: str, truth: GroundTruth | None, frontend: str = "/frontend"):
+        self._name, self._truth, self._frontend = name, truth, frontend
         self._started, self._began = datetime.now(timezone.utc), time.monotonic()
         self._images: OrderedDict[int, tuple[int, float, np.ndarray]] = OrderedDict()
         self._image_count = 0
-        self._unpictured: dict[int, KeyframeRecord] = {}
         self._poses = PoseTrack()
-        self._pairs: dict[tuple[int, int], PairRecord] = {}
-        self._matches: dict[tuple[int, int], MatchPoints] = {}
         self._diagnostics: dict[str, dict[str, str]] = {}
         self._rejected = Ledger()
+        self._earlier_sessions = 0
+        self._start_session()
+
+    @property
+    def nothing_came(self) -> str:
+        """Why there is nothing to report, one line; empty where anything of the front-end has come."""
+        log = self._log
+        if self._diagnostics or self._rejected.total or log.keyframes or log.candidates or log.pairs or self._pairs:
+            return ""
+        return (
+            f"nothing came from {self._frontend}: start the front-end, and check the parameter frontend and "
+            "ROS_DOMAIN_ID"
+        )
 
     def add_image(self, stamp_ns: int, image: np.ndarray) -> None:
         """An input image, uint8."""
         self._images[stamp_ns] = (self._image_count, time.monotonic(), image)
+        self._images.move_to_end(stamp_ns)  # a recording in a loop: the stamp is known
         self._image_count += 1
         if len(self._images) > IMAGES_KEPT:
             self._images.popitem(last=False)
@@ -54,9 +78,14 @@ class TopicLog:
 
     def add_keyframe(self, stamp_ns: int, frame_id: str, table: np.ndarray) -> None:
         """A message on ``~/keyframes``. One without keypoints does not tell its id: it is the next."""
-        log = self._log
-        kf_id = int(table["kf_id"][0]) if len(table) else len(log.keyframes)
         position = self._truth.index(stamp_ns) if self._truth else self._images.get(stamp_ns, (self._image_count,))[0]
+        last = self._log.keyframes[-1].id if self._log.keyframes else -1
+        kf_id = _only(table["kf_id"]) if len(table) else 0 if self._was_reset else last + 1
+        if kf_id <= last:
+            self._earlier_sessions += 1
+            self._start_session()
+        self._was_reset = False
+        log = self._log
         size = self._truth.image_size if self._truth else (640, 480)  # of the placeholder, till the image comes
         record = KeyframeRecord(kf_id, stamp_ns, frame_id, position, size, len(table), self._poses.at(stamp_ns))
         log.add_keyframe(record)
@@ -68,6 +97,8 @@ class TopicLog:
 
     def add_candidates(self, stamp_ns: int, frame_id: str, table: np.ndarray) -> None:
         """A message on ``~/loop_candidates``."""
+        if not np.isfinite(table["similarity"]).all():
+            raise DataError("a similarity is not finite")
         if stamp_ns in self._images:
             self._log.add_latency({"image to loops": (time.monotonic() - self._images[stamp_ns][1]) * 1e3})
         for row in table:
@@ -77,11 +108,8 @@ class TopicLog:
 
     def add_pairs(self, stamp_ns: int, frame_id: str, table: np.ndarray) -> None:
         """A message on ``~/pairs``."""
-        for row in table:
-            covisibility = None if np.isnan(row["covisibility"]) else float(row["covisibility"])
-            ids = int(row["kf_id"]), int(row["ref_kf_id"])
-            counts = int(row["num_matches"]), int(row["num_inliers"])
-            record = PairRecord(PairKind(row["kind"]), Status(row["status"]), *ids, *counts, covisibility)
+        for record in [_pair_record(row) for row in table]:
+            ids = record.kf_id, record.ref_kf_id
             if record.num_matches and ids not in self._matches:
                 self._pairs[ids] = record
             else:
@@ -89,6 +117,11 @@ class TopicLog:
 
     def add_matches(self, stamp_ns: int, frame_id: str, table: np.ndarray) -> None:
         """A message on ``~/matches``."""
+        if not len(table):
+            return
+        kf_id = _only(table["kf_id"])
+        if not all((np.abs(table[name]) <= FARTHEST_PX).all() for name in ("x", "y", "ref_x", "ref_y")):
+            raise DataError("a match has pixels that are not finite, or far outside any image")
         for ref in np.unique(table["ref_kf_id"]):
             rows = table[table["ref_kf_id"] == ref]
             points = MatchPoints(
@@ -96,7 +129,7 @@ class TopicLog:
                 np.stack([rows["ref_x"], rows["ref_y"]], axis=1),
                 rows["inlier"].astype(bool),
             )
-            ids = int(rows["kf_id"][0]), int(ref)
+            ids = kf_id, int(ref)
             if ids in self._pairs:
                 self._log.add_pair(self._pairs.pop(ids), points)
             else:
@@ -104,6 +137,13 @@ class TopicLog:
 
     def set_diagnostics(self, part: str, values: dict[str, str]) -> None:
         """The latest values of a part of the front-end's diagnostics."""
+        counted = {"frames": FRAME_COUNTS, "map": MAP_COUNTS}.get(part, ())
+        for name in (*counted, "faults"):
+            text = values.get(name) or "0"
+            if not (text.isascii() and text.isdigit() and len(text) < 20):
+                raise DataError(f"{part}: {name} must be a count, got '{text[:40]}'")
+        if part in self._diagnostics and part == "frames":
+            self._was_reset |= int(values.get("resets") or 0) > self._count("frames", "resets")
         self._diagnostics[part] = values
 
     def rejected(self, topic: str, reason: str) -> None:
@@ -112,16 +152,14 @@ class TopicLog:
 
     def progress(self) -> dict[str, int]:
         """Counts so far: the front-end's own, and what came in here."""
-        frames, queue = self._diagnostics.get("frames", {}), self._diagnostics.get("map", {})
-        names = ("received", "processed", "dropped", "missing", "waiting", "resets")
-        out = {name: int(frames.get(name, 0)) for name in names}
-        out["loop_queue"] = int(queue.get("loop_queue", 0))
-        out["front_end_keyframes"] = int(queue.get("keyframes", 0))
+        out = {name: self._count("frames", name) for name in FRAME_COUNTS}
+        out["loop_queue"] = self._count("map", "loop_queue")
+        out["front_end_keyframes"] = self._count("map", "keyframes")
         out["keyframes"] = len(self._log.keyframes)
         out["searched"] = len(self._log.latency_ms.get("image to loops", ()))
         out["pairs"] = len(self._log.pairs) + len(self._pairs)
         out["loops"] = sum(p.kind == PairKind.LOOP and p.verified for p in self._log.pairs)
-        out["active"] = int(bool(frames))
+        out["active"] = int(bool(self._diagnostics.get("frames")))
         return out
 
     def finish(self) -> RunLog:
@@ -133,17 +171,22 @@ class TopicLog:
         if self._pairs:
             log.notes["pair whose matches did not come"] = len(self._pairs)
         log.frames = counts["processed"]
-        log.gated = int(self._diagnostics.get("map", {}).get("loops_gated", 0))
+        log.gated = self._count("map", "loops_gated")
+        log.expected = max(log.expected, counts["received"]) if self._earlier_sessions else log.expected
         log.expected = log.expected or counts["received"]
+        attempted = len(log.pairs)
+        if unseen := log.leave_out_unseen():
+            reason = "pair left out: one of its keyframes was not seen"
+            log.notes[reason] = attempted - len(log.pairs)
+            log.examples[reason] = [f"keyframe {i} was not seen" for i in unseen[:3]]
         for name in ("dropped", "missing"):
             if counts[name]:
                 log.skipped[f"image {name}"] = counts[name]
         for part, values in self._diagnostics.items():
-            if int(values.get("faults") or 0):
-                log.fault_counts[part] = int(values["faults"])
+            if faults := self._count(part, "faults"):
+                log.fault_counts[part] = faults
                 log.faults.append(("", part, values.get("last_fault", "")))
-        if counts["processed"] < log.expected:
-            log.incomplete = f"{counts['processed']} of {log.expected} images were processed"
+        log.incomplete = "; ".join(self._gaps(log, counts["processed"]))
         log.run = {
             "started": self._started.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - self._began, 1),
@@ -151,8 +194,59 @@ class TopicLog:
         }
         return log
 
+    def _gaps(self, log: RunLog, processed: int) -> list[str]:
+        """What keeps the log from being that of the whole run, each in a sentence."""
+        out = [self.nothing_came] if self.nothing_came else []
+        if n := self._earlier_sessions:
+            sessions = "1 earlier session" if n == 1 else f"{n} earlier sessions"
+            is_are = "is" if n == 1 else "are"
+            out.append(
+                f"{sessions} before a reset {is_are} not in this report; the counts of images run since configure"
+            )
+        first, number = (log.keyframes[0].id, len(log.keyframes)) if log.keyframes else (0, 0)
+        if first:
+            which = "keyframe 0 was" if first == 1 else f"keyframes 0 to {first - 1} were"
+            out.append(f"joined late: {which} not seen")
+        if number and (lost := log.keyframes[-1].id - first + 1 - number):
+            out.append(f"{lost} keyframes between the first and the last one did not come")
+        if processed < log.expected:
+            out.append(f"{processed} of {log.expected} images were processed")
+        elif number and not processed:
+            out.append(f"no diagnostics came from {self._frontend}, so its images are not counted")
+        return out
+
+    def _count(self, part: str, name: str) -> int:
+        return int(self._diagnostics.get(part, {}).get(name) or 0)
+
+    def _start_session(self) -> None:
+        self._log = RunLog({"name": self._name, "kind": "topics"}, expected=len(self._truth) if self._truth else 0)
+        self._unpictured: dict[int, KeyframeRecord] = {}
+        self._pairs: dict[tuple[int, int], PairRecord] = {}
+        self._matches: dict[tuple[int, int], MatchPoints] = {}
+        self._was_reset = False  # by the diagnostics, and no keyframe has come since
+
     def _picture(self, record: KeyframeRecord) -> None:
         image = self._images[record.stamp_ns][2]
         record.image_size = image.shape[1], image.shape[0]
         self._log.add_picture(record, image)
         record.pose = record.pose or self._poses.at(record.stamp_ns)
+
+
+def _only(ids: np.ndarray) -> int:
+    """The one id of a message. Raises DataError where there are more."""
+    if (ids != ids[0]).any():
+        raise DataError("rows of more than one keyframe in a message")
+    return int(ids[0])
+
+
+def _pair_record(row: np.void) -> PairRecord:
+    """A row of ``~/pairs``. Raises DataError."""
+    try:
+        kind, status = PairKind(row["kind"]), Status(row["status"])
+    except ValueError as error:
+        raise DataError(f"a pair of unknown kind or status: {error}") from None
+    if row["num_inliers"] > row["num_matches"]:
+        raise DataError(f"a pair with {row['num_inliers']} inliers of {row['num_matches']} matches")
+    covisibility = None if np.isnan(row["covisibility"]) else float(row["covisibility"])
+    ids, counts = (int(row["kf_id"]), int(row["ref_kf_id"])), (int(row["num_matches"]), int(row["num_inliers"]))
+    return PairRecord(kind, status, *ids, *counts, covisibility)
