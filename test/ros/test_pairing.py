@@ -1,5 +1,6 @@
 """Pairing, slot and workers, in process and without time passing."""
 
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -260,6 +261,8 @@ def test_worker_survives_exceptions_and_stops():
     def work(item):
         if item == 1:
             raise ValueError("one")
+        if item == 2:
+            sys.exit("two")
         done.append(item)
 
     worker = Worker("test", slot, work, errors.append, niceness=1)
@@ -268,7 +271,7 @@ def test_worker_survives_exceptions_and_stops():
         slot.put(i)
     assert slot.wait_idle()
     worker.stop(), worker.stop()
-    assert done == [0, 2, 3] and [str(e) for e in errors] == ["one"]
+    assert done == [0, 3] and [str(e) for e in errors] == ["one", "two"]
     assert slot.counts.processed == 4
     worker.start()
     slot.put(9)

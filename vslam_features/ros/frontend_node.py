@@ -45,6 +45,7 @@ class FrontEndNode(LifecycleNode):
         super().__init__("frontend", automatically_declare_parameters_from_overrides=True, **options)
         self._settings = Parameters(self, active=lambda: self._inputs is not None)
         self._inputs: Inputs | None = None
+        self._starting = False
         self._clear()
         self._log_handler = RosHandler(self.get_logger())
         self._core_log = logging.getLogger("vslam_features")
@@ -54,10 +55,11 @@ class FrontEndNode(LifecycleNode):
     def start(self, stop: threading.Event) -> None:
         """Configure and activate, where ``autostart``. Raises VslamFeaturesError where that fails."""
         if self._settings.autostart:
-            if self.trigger_configure() != SUCCESS:
-                raise ConfigError(f"configure failed: {self._error}")
-            if self.trigger_activate() != SUCCESS:
-                raise ConfigError(f"activate failed: {self._error}")
+            self._starting = True
+            for verb, trigger in (("configure", self.trigger_configure), ("activate", self.trigger_activate)):
+                if trigger() != SUCCESS:
+                    raise ConfigError(f"{verb} failed: {self._error}")
+            self._starting = False
 
     def stop(self) -> None:
         """Leave the states one by one, whichever the node is in."""
@@ -69,7 +71,7 @@ class FrontEndNode(LifecycleNode):
 
     def on_configure(self, state) -> TransitionCallbackReturn:
         """Build everything from the parameters; nothing is left behind where a part fails."""
-        return self._guarded("configure", self._configure, undo=self._cleanup)
+        return self._guarded("configure", lambda: self._configure(self._checked()), undo=self._cleanup)
 
     def on_activate(self, state) -> TransitionCallbackReturn:
         """Start threads, then subscribe. Parameters changed since configure are taken over, with new keyframes."""
@@ -113,7 +115,7 @@ class FrontEndNode(LifecycleNode):
             self._error = f"{type(error).__name__}: {error}"
             self._core_log.debug("%s failed", verb, exc_info=True)
         undo()
-        if not self._settings.autostart:  # else the process ends with this as its one line
+        if not self._starting:  # else the process ends with this as its one line
             self.get_logger().error(f"{verb} failed: {self._error}")
         return FAILURE
 
@@ -126,9 +128,12 @@ class FrontEndNode(LifecycleNode):
         self._diagnostics = self._diagnostics_publisher = None
         self._own_services, self._own_timers = [], []
 
-    def _configure(self) -> None:
+    def _checked(self) -> Config:
         config = self._settings.config()
         _check_map_path(config)
+        return config
+
+    def _configure(self, config: Config) -> None:
         if config.map_path:
             self.get_logger().warning("map_path: this version keeps the map in memory only, nothing is stored there")
         self._config = config
@@ -168,11 +173,16 @@ class FrontEndNode(LifecycleNode):
         return FrontEnd(config)
 
     def _refresh(self) -> None:
-        config = self._settings.config()
-        if config != self._config:
+        config, old = self._checked(), self._config
+        if config != old:
             self.get_logger().warning("parameters changed since configure: configuring again, keyframes are forgotten")
             self._cleanup()
-            self._configure()
+            try:
+                self._configure(config)
+            except Exception:  # still configured, as before: so diagnostics and services stay
+                self._cleanup()
+                self._configure(old)
+                raise
 
     def _activate(self) -> None:
         self._outputs.start()

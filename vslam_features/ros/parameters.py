@@ -51,7 +51,7 @@ class Parameters:
         """The whole configuration. Raises ConfigError naming every problem and the valid choices."""
         self._follow_plugins()
         if self._problems:
-            unknown = any(name not in self._known for name in self._problems)
+            unknown = any(text.startswith("unknown") for text in self._problems.values())
             names = ["config/default.yaml lists all names"] if unknown else []
             raise ConfigError("; ".join([*self._problems.values(), *names]))
         return self._config({})

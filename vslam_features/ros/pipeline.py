@@ -98,5 +98,5 @@ class Pipeline:
             self.statistics.reset()
             self._on_reset()
 
-    def _failed(self, stage: str, error: Exception) -> None:
+    def _failed(self, stage: str, error: BaseException) -> None:
         self.statistics.fault(stage, f"{type(error).__name__}: {error}")

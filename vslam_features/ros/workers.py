@@ -18,8 +18,8 @@ class Worker:
     Args:
         name: of the thread, for people.
         slot: where items come from.
-        work: must not block for ever. An exception costs one item: it is
-            logged, given to ``failed(error)``, and the thread goes on.
+        work: must not block for ever. An exception, SystemExit included, costs one
+            item: it is logged, given to ``failed(error)``, and the thread goes on.
         niceness: 0 to 19; a higher one leaves the CPU to others (Linux).
     """
 
@@ -28,7 +28,7 @@ class Worker:
         name: str,
         slot: Slot,
         work: Callable,
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
         niceness: int = 0,
     ):
         self.name, self.slot = name, slot
@@ -55,7 +55,7 @@ class Worker:
         while (item := self.slot.take()) is not None:
             try:
                 self._work(item)
-            except Exception as error:  # the robot goes on; the loss is counted and shown
+            except BaseException as error:  # the robot goes on; the loss is counted and shown
                 logger.exception("%s: an item is lost", self.name)
                 self._failed(error)
             finally:
