@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,20 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: pip install 'vslam_features[ros]'")
+
+from vslam_features.cli.demo import _free_domain
+from vslam_features.cli.main import main
+
 pytestmark = [pytest.mark.ros, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def demo(out: Path, *arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "vslam_features", "demo", "--out", str(out), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
@@ -62,6 +71,41 @@ def test_a_killed_front_end_is_an_error_with_its_reason(tmp_path):
     assert "front-end was killed by SIGKILL" in errors and "Traceback" not in errors
     assert "loops" not in text, "no table of results after a failed run"
     assert not alive(pid)
+
+
+def test_sigterm_ends_all_processes_and_meanwhile_the_folder_is_taken(tmp_path, monkeypatch):
+    """In a working directory with a folder of the package's name, and into one whose name is a YAML mapping."""
+    (tmp_path / "vslam_features").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code = "import sys; del sys.path[0]; from vslam_features.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "demo", "--frames", "30", "--out", "2024: a 'b'"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    head = ""
+    while not re.search(r"front-end pid \d+\): +[1-9]", head):
+        character = process.stderr.read(1)
+        assert character, head[-2000:]
+        head += character
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1 and "another demo is using 2024: a 'b'" in second.stderr
+    pids = children(process.pid)
+    assert len(pids) == 3
+    process.send_signal(signal.SIGTERM)
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors and "loops" not in text
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("arguments", [("--rate-hz", "0"), ("--rate-hz", "nan"), ("--rate-hz=-1",), ("--frames=-1",)])
+def test_wrong_numbers_are_wrong_usage(tmp_path, capsys, arguments):
+    assert main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert arguments[0].partition("=")[0] in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_domain_in_use_is_left_alone():
+    free = _free_domain()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("", 7410 + 250 * free))
+        assert _free_domain() != free
 
 
 def test_an_unknown_scene_names_the_known_ones(tmp_path):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import math
 import os
 import shutil
+import signal
+import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import PluginError
+from ..errors import ConfigError, PluginError
 from .processes import ProcessError, Processes
 
 RATE_HZ = 4.0
@@ -31,8 +37,8 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="default: out/demo")
     parser.add_argument("--scene", default="corridor", metavar="NAME", help="corridor (default), room or twin_rooms")
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="only the first n frames (default: all)")
-    parser.add_argument("--rate-hz", type=float, default=RATE_HZ, metavar="HZ",
+    parser.add_argument("--frames", type=_frames, default=0, metavar="N", help="only the first n frames (default: all)")
+    parser.add_argument("--rate-hz", type=_rate, default=RATE_HZ, metavar="HZ",
                         help=f"images a second (default {RATE_HZ:g}; two cores do all the work here)")  # fmt: skip
 
 
@@ -43,6 +49,11 @@ def run(args) -> int:
             "demo needs ROS 2, and rclpy is not there: run 'make demo', install the extra 'ros' "
             "(pip install 'vslam_features[ros]'), or source your ROS installation"
         )
+    with _ended_by_signals(), _locked(args.out):
+        return _run(args)
+
+
+def _run(args) -> int:
     start, out = time.monotonic(), args.out
     bag, recorded_hz = _render(args, out)
     total = len(_truth(bag))
@@ -56,6 +67,53 @@ def run(args) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected images a second, above 0, got {text}")
+    return value
+
+
+def _frames(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a count, or 0 for all, got {text}")
+    return value
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its processes end with it."""
+
+    def end(number: int, _) -> None:
+        for other in before:  # a second one must not disturb the end
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    # What is ignored (nohup) stays ignored.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {n: signal.getsignal(n) for n in numbers}
+    try:
+        for number in numbers:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep others from the folder. Raises ConfigError where another demo has it, OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as lock:  # stays there: the lock is on the open file, and ends with the process
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another demo is using {out}: wait for its end, or give another --out") from None
+        yield
 
 
 def _render(args, out: Path) -> tuple[Path, float]:
@@ -85,7 +143,7 @@ def _environment(out: Path) -> dict[str, str]:
     env.update(
         ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST",
         ROS_LOCALHOST_ONLY="1",  # what Humble knows
-        ROS_DOMAIN_ID=str(40 + os.getpid() % 60),
+        ROS_DOMAIN_ID=str(_free_domain()),
         ROS_LOG_DIR=str((out / "logs").resolve()),
         PYTHONUNBUFFERED="1",
     )
@@ -94,20 +152,33 @@ def _environment(out: Path) -> dict[str, str]:
     return env
 
 
+def _free_domain() -> int:
+    """A DDS domain in which no process of this machine is, from 40 to 99."""
+    for i in range(60):
+        domain = 40 + (os.getpid() + i) % 60
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(("", 7410 + 250 * domain))  # what the first participant of a domain listens to (RTPS 9.6.1)
+            except OSError:
+                continue
+            return domain
+    raise ProcessError("all DDS domains from 40 to 99 are in use on this machine; end some ROS processes")
+
+
 def _play(processes: Processes, scene: str, out: Path, total: int, hz: float, speed: float) -> dict:
     """Start the processes, follow them to the end; the last progress. Raises ProcessError."""
     from ..replay.bag_writer import Topics
 
-    topics, nodes, bag = Topics(), "vslam_features.ros", out / "bag"
+    topics, nodes, bag = Topics(), "vslam_features.ros.entry", (out / "bag").resolve()
     remaps = _ros_args(remap={"image": topics.image, "camera_info": topics.camera_info, "pose": topics.pose})
     # Player and recorder share the two cores of a small machine: half of the default keypoints leave them room.
-    parameters = {"pose_type": "pose", "image_qos": "reliable", "rectified": "'yes'", "features.max_keypoints": 1024}
-    pid = processes.start("front-end", f"{nodes}.frontend_node", *remaps, *_ros_args(parameters)[1:])
-    recorder = {"out": out, "truth": bag, "name": f"demo {scene}"}
-    processes.start("recorder", f"{nodes}.recorder_node", *remaps, *_ros_args(recorder)[1:])
+    parameters = {"pose_type": "pose", "image_qos": "reliable", "rectified": "yes", "features.max_keypoints": 1024}
+    pid = processes.start("front-end", f"{nodes}:frontend", *remaps, *_ros_args(parameters)[1:])
+    recorder = {"out": out.resolve(), "truth": bag, "name": f"demo {scene}"}
+    processes.start("recorder", f"{nodes}:recorder", *remaps, *_ros_args(recorder)[1:])
     _wait(processes, out, "front-end", lambda p: p.get("active") and p.get("connected"), 30, "the front-end to answer")
     player = {"path": bag, "rate": speed, "min_subscribers": 2}
-    processes.start("player", f"{nodes}.player_node", *_ros_args(player))
+    processes.start("player", f"{nodes}:player", *_ros_args(player))
     from tqdm import tqdm
 
     with tqdm(total=total, desc=f"playing at {hz:g} Hz (front-end pid {pid})", unit="img", file=sys.stderr) as bar:
@@ -155,7 +226,8 @@ def _progress(out: Path) -> dict:
 def _ros_args(parameters: dict | None = None, remap: dict | None = None) -> list[str]:
     out = ["--ros-args"]
     for name, value in (parameters or {}).items():
-        out += ["-p", f"{name}:={value}"]
+        # As YAML: without quotes a folder named 2024 or true is no text.
+        out += ["-p", f"{name}:={json.dumps(str(value) if isinstance(value, Path) else value)}"]
     for name, value in (remap or {}).items():
         out += ["-r", f"{name}:={value}"]
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ class ProcessError(VslamFeaturesError):
 
 
 class Processes:
-    """Python modules as processes, each with a log file. Use as a context manager: none outlives it.
+    """Python functions as processes, each with a log file. Use as a context manager: none outlives it.
 
     Args:
         logs: folder of the log files.
@@ -31,20 +32,25 @@ class Processes:
         return self
 
     def __exit__(self, *_) -> None:
-        for process in self._running.values():
-            process.send_signal(signal.SIGINT)
-        for process in self._running.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
+        try:
+            for process in self._running.values():
+                process.send_signal(signal.SIGINT)
+            for process in self._running.values():
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    break
+        finally:  # also after a second Ctrl-C
+            for process in self._running.values():
                 process.kill()
                 process.wait()
 
-    def start(self, name: str, module: str, *arguments: str) -> int:
-        """Start ``python -m module arguments``; its pid."""
+    def start(self, name: str, function: str, *arguments: str) -> int:
+        """Call ``package.module:function``, which finds the arguments in ``sys.argv``; the pid."""
+        child = [sys.executable, str(Path(__file__).with_name("child.py")), str(os.getpid()), function]
         with open(self._logs / f"{name}.log", "wb") as log:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], env=self._env, stdout=log, stderr=subprocess.STDOUT
+                [*child, *arguments], env=self._env, stdout=log, stderr=subprocess.STDOUT
             )
         return self._running[name].pid
 
