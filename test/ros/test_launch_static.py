@@ -7,6 +7,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import yaml
 
@@ -45,7 +47,7 @@ def test_launch_file_arguments_imports_and_paths(path):
     tree = ast.parse(path.read_text())
     modules = {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     modules |= {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    assert modules <= {"launch", "launch_ros"}, "launch files import nothing heavy"
+    assert modules <= {"launch", "launch_ros", "os"}, "launch files import nothing heavy"
     strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     assert strings >= ARGUMENTS
     for name in strings:
@@ -95,6 +97,35 @@ def test_launch_description_is_built(path):
     assert arguments >= ARGUMENTS
 
 
+@pytest.mark.parametrize(
+    ("distro", "given", "wanted"),
+    [
+        ("humble", {}, ["FASTDDS", "FASTRTPS"]),
+        ("jazzy", {"FASTDDS_DEFAULT_PROFILES_FILE": "mine.xml"}, ["FASTRTPS"]),
+        ("kilted", {}, ["FASTDDS"]),
+        ("kilted", {"FASTDDS_DEFAULT_PROFILES_FILE": "mine.xml"}, []),
+    ],
+)
+def test_fastdds_profile_is_set_under_the_names_of_the_distribution(monkeypatch, distro, given, wanted):
+    pytest.importorskip("launch.actions", reason="launch is not on PyPI")
+    pytest.importorskip("launch_ros.actions", reason="launch_ros is not on PyPI")
+    from launch import LaunchContext
+    from launch.utilities import perform_substitutions
+
+    for name in ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"ROS_DISTRO": distro, **given}.items():
+        monkeypatch.setenv(name, value)
+    spec = importlib.util.spec_from_file_location("frontend_launch", ROOT / "launch" / "frontend.launch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    context = LaunchContext()
+    actions = module._large_images(context)
+    assert [perform_substitutions(context, a.name).partition("_")[0] for a in actions] == wanted
+    if given and wanted:
+        assert perform_substitutions(context, actions[0].value) == "mine.xml"
+
+
 RUN = """
 import sys
 from launch import LaunchDescription, LaunchService
@@ -112,30 +143,68 @@ sys.exit(service.run())
 """
 
 
-@pytest.mark.slow
-def test_launch_runs_the_nodes(domain, tmp_path):
+def launched(file, arguments, domain, folder):
+    """A running launch of the installed package; skips where launch or the package is not there."""
     pytest.importorskip("launch.actions", reason="launch is not on PyPI")
     pytest.importorskip("launch_ros.actions", reason="launch_ros is not on PyPI")
     from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
+    from ros_helpers import Process, environment
 
     try:
         share = Path(get_package_share_directory("vslam_features"))
     except PackageNotFoundError:
         pytest.skip("the package is not installed (colcon build, then source install/setup.bash)")
-    from ros_helpers import Process, environment, sequence
+    script = folder / "run.py"
+    script.write_text(RUN)
+    command = [sys.executable, str(script), str(share / "launch" / file), *arguments]
+    return Process(command, environment(domain, folder / "log"), folder)
 
+
+def wait_for(process, text):
+    end = time.monotonic() + 30
+    while text not in process.output and time.monotonic() < end:
+        time.sleep(0.1)
+    assert text in process.output, process.output
+
+
+@pytest.mark.slow
+def test_launch_runs_the_nodes(domain, tmp_path):
     from vslam_features.replay.bag_writer import write_bag
 
-    script, bag = tmp_path / "run.py", write_bag(tmp_path / "bag", sequence(4))
-    script.write_text(RUN)
-    command = [sys.executable, str(script), str(share / "launch" / "looper.launch.py"), f"bag:={bag}"]
-    with Process(command, environment(domain, tmp_path / "log"), tmp_path) as process:
-        end = time.monotonic() + 30
-        while "12 messages played" not in process.output and time.monotonic() < end:
-            time.sleep(0.1)
+    pytest.importorskip("rclpy")
+    from ros_helpers import sequence
+
+    bag = write_bag(tmp_path / "bag", sequence(4))
+    with launched("looper.launch.py", [f"bag:={bag}"], domain, tmp_path) as process:
+        wait_for(process, "12 messages played")
         time.sleep(0.5)
-        process.stop()
+        assert process.stop() == 0
     assert "image: /camera/camera/infra1/image_rect_raw" in process.output
-    assert "12 messages played" in process.output
     assert process.output.count("process has finished cleanly") == 2
     assert "Traceback" not in process.output
+
+
+@pytest.mark.slow
+def test_launch_plays_an_image_folder_to_any_camera(domain, tmp_path):
+    images = tmp_path / "2024"
+    images.mkdir()
+    for i in range(3):
+        cv2.imwrite(str(images / f"{i}.png"), np.full((48, 64), 50 * i, np.uint8))
+    with launched("realsense.launch.py", [f"bag:={images}"], domain, tmp_path) as process:
+        wait_for(process, "3 messages played")
+        assert process.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("params_file:=/nope.yaml", "params_file: /nope.yaml is not a file"),
+        ("rviz:=maybe", '"maybe" is not valid'),
+        ("map_path:=/no/such/x.vmap", "the front-end ended with exit code 1"),
+    ],
+)
+def test_launch_fails_visibly(domain, tmp_path, argument, text):
+    with launched("looper.launch.py", [argument], domain, tmp_path) as process:
+        assert process.wait() == 1
+    assert text in process.output and "Traceback" not in process.output

@@ -133,14 +133,17 @@ def _ros() -> Iterator[Check]:
     distro = os.environ.get("ROS_DISTRO", "distribution unknown")
     rmw = os.environ.get("RMW_IMPLEMENTATION", "default RMW")
     yield Check(OK, "ros", f"rclpy is there ({distro}, {rmw}, domain {os.environ.get('ROS_DOMAIN_ID', '0')})")
-    profile = os.environ.get("FASTDDS_DEFAULT_PROFILES_FILE") or os.environ.get("FASTRTPS_DEFAULT_PROFILES_FILE")
+    old, variable = "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"
+    if distro in ("humble", "jazzy"):  # Fast DDS 2 knows the old name only
+        variable = old
+    profile = os.environ.get(variable) or os.environ.get(old)
     if "fastrtps" not in rmw and rmw != "default RMW":
         return
     if profile is None:
-        fix = "export FASTDDS_DEFAULT_PROFILES_FILE=<share>/vslam_features/config/fastdds.xml (demo and launch do it)"
+        fix = f"export {variable}=<share>/vslam_features/config/fastdds.xml (demo and launch do it)"
         yield Check(WARN, "fast dds", "no profile: images over 0.5 MB are slow and may be lost", fix)
     elif not Path(profile).is_file():
-        yield Check(FAIL, "fast dds", f"the profile {profile} is not there", "correct FASTDDS_DEFAULT_PROFILES_FILE")
+        yield Check(FAIL, "fast dds", f"the profile {profile} is not there", f"correct {variable}")
     else:
         yield Check(OK, "fast dds", f"profile {profile}")
 
