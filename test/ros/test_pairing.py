@@ -180,6 +180,9 @@ def test_missing_images_are_estimated_from_the_period():
     b.pairing.forget_gap()
     b.image(10_000)
     assert b.pairing.counts.missing == 3
+    b.image(100_000_000_000)  # a wrong clock is no count of images
+    assert (b.pairing.counts.missing, b.pairing.counts.gaps) == (3, 1)
+    assert b.pairing.counts.last_gap_s == pytest.approx(99_999_990)
 
 
 # -- sync: approximate ---------------------------------------------------------------------

@@ -78,9 +78,9 @@ class Diagnostics:
         return out
 
     def _new(self, key: str, value: int) -> int:
-        """Increase since the last message."""
+        """Increase since the last message; topics count anew with each activation."""
         last, self._last[key] = self._last.get(key, 0), value
-        return value - last
+        return value - last if value >= last else value
 
     def _inputs(self, state: str, inputs: Inputs | None) -> Report:
         report = Report("inputs", "receiving" if inputs else f"not subscribed: {state}")
@@ -102,15 +102,20 @@ class Diagnostics:
             )
         if inputs and inputs.paused:
             report.found(OK, "paused: images are ignored until ~/pause is called with false")
+        if inputs and inputs.other_body:
+            report.found(WARN, inputs.other_body)
         return report
 
     def _check(self, report: Report, topic: Topic, publishers: int) -> None:
         where = f"{topic.name} ({publishers} publishers, we ask for {topic.qos})"
-        if topic.incompatible:
+        silent = topic.silent_s() > SILENT_S
+        if self._new(f"{topic.label}.incompatible", topic.incompatible) or (
+            topic.incompatible and publishers and silent
+        ):
             report.found(ERROR, f"{topic.label}: a publisher's QoS does not fit on {where}")
         if topic.label == "camera_info" and topic.last is None:
             report.found(WARN, f"no camera_info yet on {where}: uncalibrated")
-        elif topic.silent_s() > SILENT_S:
+        elif silent:
             hint = "; check the remapping" if publishers == 0 else ""
             level = ERROR if topic.label == "image" else WARN
             report.found(level, f"{topic.label}: nothing for {topic.silent_s():.0f} s on {where}{hint}")
@@ -120,13 +125,13 @@ class Diagnostics:
     def _frames(self, pairing: Pairing, pipeline: Pipeline) -> Report:
         s, slot, counts = self._statistics, pipeline.frames.counts, pairing.counts
         report = Report("frames", "keeping up")
-        dropped = slot.dropped + counts.out_of_order
         report.add(
             received=slot.received + counts.out_of_order + pairing.pending,
             processed=slot.processed,
-            dropped=dropped,
+            dropped=slot.dropped + counts.out_of_order,
             waiting=slot.waiting + pairing.pending,
             missing=counts.missing,
+            gaps=counts.gaps,
             out_of_order=counts.out_of_order,
             resets=s.resets,
             jumps_back=counts.jumps,
@@ -134,13 +139,24 @@ class Diagnostics:
             uncalibrated=s.uncalibrated,
             without_pose=s.without_pose,
             info_inexact=counts.info_inexact,
+            pose_resets=pairing.pose_resets,
         )
-        if new := self._new("dropped", dropped):
-            report.found(WARN, f"{new} images dropped: too slow for the image rate, or out of order")
+        together = self._new("together", counts.together)
+        if new := self._new("dropped", slot.dropped):
+            late = "complete at once with newer ones, since camera_info or pose came late"
+            report.found(WARN, f"{new} images dropped: {late if together else 'too slow for the image rate'}")
+        if new := self._new("out_of_order", counts.out_of_order):
+            report.found(WARN, f"{new} images dropped: their stamps are not newer than the one before")
         if new := self._new("missing", counts.missing):
             report.found(WARN, f"{new} images missing in the input")
+        if self._new("gaps", counts.gaps):
+            report.found(WARN, f"a gap of {counts.last_gap_s:.0f} s between the stamps of two images")
+        if new := self._new("says_uncalibrated", s.says_uncalibrated):
+            report.found(WARN, f"{new} images without calibration: camera_info says uncalibrated (K is 0)")
         if new := self._new("pose_missing", counts.pose_missing):
             report.found(WARN, f"{new} images without a pose")
+        if new := self._new("pose_resets", pairing.pose_resets):
+            report.found(WARN, f"poses began anew {new} times: another frame_id, or a jump back in time")
         if new := self._new("resets", s.resets):
             report.found(WARN, f"{new} resets: the keyframes were forgotten")
         return report

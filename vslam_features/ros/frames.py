@@ -56,4 +56,6 @@ class FrameBuilder:
                 logger.error("%s; frames are processed uncalibrated", error)
         if self._error:
             self._statistics.fault("camera", self._error)
+        elif self._camera is None:
+            self._statistics.no_calibration()
         return self._camera

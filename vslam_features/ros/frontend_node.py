@@ -230,6 +230,8 @@ class FrontEndNode(LifecycleNode):
         )
         if self._inputs:
             self._outputs.publish_markers()
+            if self._inputs.other_body:
+                self.get_logger().warning(self._inputs.other_body, once=True)
 
     def _on_reset(self, request, response):
         """Images that came before the call still belong to the old keyframes."""

@@ -58,6 +58,9 @@ class Inputs:
     def __init__(self, node: Node, config: Config, pairing: Pairing):
         self._node, self._pairing = node, pairing
         self.paused = False
+        self._pose_of_camera = config.pose_of == "camera"
+        self._image_frame: str | None = None
+        self._pose_frame = ""
         self.topics: list[Topic] = []
         self._subscriptions = []
         # Best effort works with both kinds of publishers; the depth bridges a busy executor.
@@ -70,7 +73,7 @@ class Inputs:
         self._subscribe("camera_info", CameraInfo, "camera_info", small, pairing.add_info)
         if config.pose_type != "none":
             pose = PoseStamped if config.pose_type == "pose" else Odometry
-            self._subscribe("pose", pose, "pose", small, pairing.add_pose)
+            self._subscribe("pose", pose, "pose", small, self._on_pose)
 
     def destroy(self) -> None:
         """Unsubscribe."""
@@ -81,6 +84,14 @@ class Inputs:
     def publishers(self, topic: Topic) -> int:
         """How many publishers of a topic are known now."""
         return self._node.count_publishers(topic.name)
+
+    @property
+    def other_body(self) -> str:
+        """What to say where poses of a body are about to be taken for those of the camera; else empty."""
+        image = (self._image_frame or "").strip("/")
+        if not self._pose_of_camera or self._image_frame is None or self._pose_frame in ("", image):
+            return ""
+        return f"poses are of '{self._pose_frame}', images of '{self._image_frame}': set pose_of to body"
 
     def _subscribe(self, label: str, kind: type, name: str, qos: QoSProfile, add: Callable) -> None:
         reliability = qos.reliability.name.lower()
@@ -109,7 +120,12 @@ class Inputs:
             )
         )
 
+    def _on_pose(self, stamp_ns: int, message) -> None:
+        self._pose_frame = getattr(message, "child_frame_id", "").strip("/")  # only Odometry says whose pose it is
+        self._pairing.add_pose(stamp_ns, message)
+
     def _on_image(self, stamp_ns: int, message) -> None:
+        self._image_frame = message.header.frame_id
         if not self.paused:
             self._pairing.add_image(stamp_ns, message)
 

@@ -18,6 +18,9 @@ from .poses import JUMP_NS, PoseSource
 WAIT_S = 0.5
 """Longest wait of an image for its calibration or pose."""
 
+GAP_NS = 60_000_000_000
+"""A longer gap between stamps is called so: how many images are missing in it is anybody's guess."""
+
 MAX_PENDING = 32
 """Images that may wait; beyond, the oldest goes on with what is there."""
 
@@ -38,11 +41,18 @@ class Input:
 
 @dataclass
 class PairingCounts:
-    """Losses and gaps since the start. ``received`` = out_of_order + pending + passed on."""
+    """Losses and gaps since the start. ``received`` = out_of_order + pending + passed on.
+
+    ``together``: passed on in one go with one after it, which takes its place
+    where the front-end has not. ``gaps``: too long to say how many are missing.
+    """
 
     received: int = 0
     out_of_order: int = 0
+    together: int = 0
     missing: int = 0
+    gaps: int = 0
+    last_gap_s: float = 0.0
     jumps: int = 0
     info_missing: int = 0
     info_inexact: int = 0
@@ -111,7 +121,11 @@ class Pairing:
             if self._poses is not None:
                 self._poses.restart()
         self._last_ns = stamp_ns
-        self.counts.missing += self._gaps.add(stamp_ns)
+        missing, gap_s = self._gaps.add(stamp_ns)
+        self.counts.missing += missing
+        if gap_s:
+            self.counts.gaps += 1
+            self.counts.last_gap_s = gap_s
         if self._poses is not None:
             self._poses.add_image(stamp_ns, message)
         deadline = self._clock() + self._wait_s
@@ -145,6 +159,7 @@ class Pairing:
 
     def flush(self) -> None:
         """Pass on what waits, as it is."""
+        self.counts.together += max(0, len(self._pending) - 1)
         while self._pending:
             self._pass_on(waited=False)
 
@@ -154,11 +169,14 @@ class Pairing:
 
     def release(self) -> None:
         """Pass on the images that are complete or have waited long enough. Call it every few 10 ms, too."""
+        passed = 0
         while self._pending:
             waited = self._clock() >= self._pending[0].deadline
             if not (waited or len(self._pending) > MAX_PENDING or self._complete(self._pending[0])):
                 break
             self._pass_on(waited)
+            passed += 1
+        self.counts.together += max(0, passed - 1)
 
     def _in_time(self) -> list[int]:
         """Stamps of the images that may still wait, or might have: what comes for them now comes in time."""
@@ -193,12 +211,14 @@ class _Gaps:
         self._last: int | None = None
         self._periods: deque[int] = deque(maxlen=31)
 
-    def add(self, stamp_ns: int) -> int:
-        """How many images are missing before this one."""
+    def add(self, stamp_ns: int) -> tuple[int, float]:
+        """How many images are missing before this one; or the length of the gap in seconds, where it is too long."""
         last, self._last = self._last, stamp_ns
         if last is None:
-            return 0
+            return 0, 0.0
         period = stamp_ns - last
+        if period > GAP_NS:
+            return 0, period / 1e9
         usual = float(np.median(self._periods)) if len(self._periods) >= 5 else period
         self._periods.append(period)
-        return round(period / usual) - 1 if period > 1.5 * usual else 0
+        return (round(period / usual) - 1 if period > 1.5 * usual else 0), 0.0

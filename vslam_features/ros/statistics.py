@@ -58,7 +58,8 @@ class Statistics:
         self.frame_rate, self.keyframe_rate = Rate(), Rate()
         self.statuses: dict[str, Counter] = {"track": Counter(), "loop": Counter()}
         self.recent_empty: dict[str, deque] = {"track": deque(maxlen=WINDOW), "loop": deque(maxlen=WINDOW)}
-        self.keyframes = self.candidates = self.gated = self.resets = self.uncalibrated = self.without_pose = 0
+        self.keyframes = self.candidates = self.gated = self.resets = 0
+        self.uncalibrated = self.says_uncalibrated = self.without_pose = 0
 
     def fault(self, stage: str, text: str) -> None:
         """A stage failed on one item."""
@@ -91,6 +92,11 @@ class Statistics:
             self.candidates += len(result.candidates)
             self.gated += len(result.gated)
             self._pairs("loop", result.pairs)
+
+    def no_calibration(self) -> None:
+        """The camera_info of an image says that the camera is uncalibrated."""
+        with self.lock:
+            self.says_uncalibrated += 1
 
     def reset(self) -> None:
         """The map was forgotten."""

@@ -1,0 +1,123 @@
+"""What the diagnostics say, in process: each finding while it is true, and no longer."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy")
+
+import rclpy
+from builtin_interfaces.msg import Time
+from nav_msgs.msg import Odometry
+from ros_helpers import sequence
+from sensor_msgs.msg import CameraInfo
+
+from vslam_features.config import Config
+from vslam_features.frontend import FrontEnd
+from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
+from vslam_features.ros.frames import FrameBuilder
+from vslam_features.ros.inputs import Inputs, Topic
+from vslam_features.ros.messages import header, image_message, stamp_of
+from vslam_features.ros.pairing import Input, Pairing
+from vslam_features.ros.poses import InterpolatedPoses
+from vslam_features.ros.slot import Slot
+from vslam_features.ros.statistics import Statistics
+
+MS = 1_000_000
+
+
+class Bench:
+    """Diagnostics of a node without a node; ``said(part)`` is the level and text of the last second."""
+
+    def __init__(self):
+        self.statistics, self.now = Statistics(), 0.0
+        self.pipeline = SimpleNamespace(frames=Slot(), keyframes=Slot())
+        self.pairing = Pairing(self.pipeline.frames.put, InterpolatedPoses(), clock=lambda: self.now)
+        self.topic = Topic("image", "/image", "reliable")
+        self.inputs = SimpleNamespace(
+            topics=[self.topic], paused=False, other_body="", publishers=lambda topic: self.publishers
+        )
+        self.publishers = 1
+        self._diagnostics = Diagnostics("frontend", Config(), self.statistics, FrontEnd(Config()))
+
+    def said(self, part):
+        message = self._diagnostics.message(Time(), "active", self.pairing, self.pipeline, self.inputs)
+        status = next(s for s in message.status if s.name == f"frontend: {part}")
+        return status.level, status.message
+
+
+def test_qos_is_an_error_while_it_keeps_images_away():
+    b = Bench()
+    b.topic.arrived()
+    b.topic.incompatible = 1
+    level, text = b.said("inputs")
+    assert level == ERROR and "QoS does not fit" in text
+    assert b.said("inputs") == (OK, "receiving")  # a good publisher delivers
+    b.topic.last -= 5
+    assert "QoS does not fit" in b.said("inputs")[1]
+    b.publishers = 0
+    level, text = b.said("inputs")
+    assert level == ERROR and "QoS" not in text and "check the remapping" in text
+
+
+def test_losses_are_told_by_their_reason():
+    b = Bench()
+    b.pairing.add_image(1000 * MS, "image")
+    b.pairing.add_image(1000 * MS, "image")
+    b.pairing.add_image(900 * MS, "image")
+    assert b.said("frames") == (WARN, "2 images dropped: their stamps are not newer than the one before")
+    b.pairing.add_image(1100 * MS, "image")
+    b.now += 1  # both have waited in vain, and go on together
+    b.pairing.release()
+    text = b.said("frames")[1]
+    assert "1 images dropped: complete at once with newer ones" in text and "2 images without a pose" in text
+    b.pairing.add_image(1200 * MS, "image")
+    assert "1 images dropped: too slow for the image rate" in b.said("frames")[1]
+    b.pipeline.frames.take(), b.pipeline.frames.done()
+    b.pairing.add_image(10**12 * MS, "image")
+    assert b.said("frames")[1].startswith("a gap of 999999999 s between the stamps of two images")
+    assert b.said("frames") == (OK, "keeping up")
+
+
+def test_poses_of_two_frames_are_told():
+    b = Bench()
+    for i in range(4):
+        message = Odometry(header=header(i * 100 * MS, f"odom{i % 2}"))
+        message.pose.pose.orientation.w = 1.0
+        b.pairing.add_pose(stamp_of(message), message)
+    assert b.said("frames") == (WARN, "poses began anew 3 times: another frame_id, or a jump back in time")
+
+
+def test_a_camera_info_without_calibration_is_told():
+    b, frame = Bench(), sequence(1)[0]
+    message = image_message(frame.image, frame.stamp_ns, "cam")
+    build = FrameBuilder(Config(), "/image", b.statistics)
+    assert build(Input(0, frame.stamp_ns, message, CameraInfo(width=320, height=240))).camera is None
+    assert b.said("frames") == (WARN, "1 images without calibration: camera_info says uncalibrated (K is 0)")
+    assert not b.statistics.stages
+
+
+@pytest.mark.parametrize(
+    ("pose_of", "child", "text"),
+    [
+        ("camera", "base_link", "poses are of 'base_link', images of 'left_optical': set pose_of to body"),
+        ("camera", "left_optical", ""),
+        ("camera", "", ""),
+        ("body", "base_link", ""),
+    ],
+)
+def test_poses_of_a_body_are_told(domain, pose_of, child, text):
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node = rclpy.create_node("inputs", context=context)
+    config = Config.from_flat({"pose_type": "odometry", "pose_of": pose_of})
+    inputs = Inputs(node, config, Pairing(lambda item: None))
+    frame = sequence(1)[0]
+    inputs._on_pose(0, Odometry(child_frame_id=child))
+    assert inputs.other_body == ""  # no image yet
+    inputs._on_image(0, image_message(np.zeros_like(frame.image), 0, "left_optical"))
+    assert inputs.other_body == text
+    inputs.destroy()
+    node.destroy_node()
+    context.try_shutdown()
