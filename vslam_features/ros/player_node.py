@@ -86,9 +86,9 @@ class PlayerNode(Node):
         for name in ("rate", "fps"):
             if not 0 < values[name] < float("inf"):
                 raise ConfigError(f"{name}: expected a positive number, got {values[name]}")
-        for name in ("wait_s", "start_delay_s"):
-            if not 0 <= values[name] < float("inf"):
-                raise ConfigError(f"{name}: expected seconds, 0 or more, got {values[name]}")
+        for name, most in (("wait_s", float("inf")), ("start_delay_s", 86400.0)):
+            if not 0 <= values[name] <= most:
+                raise ConfigError(f"{name}: expected seconds from 0 to {most:g}, got {values[name]}")
         if values["qos"] not in ("reliable", "sensor_data"):
             raise ConfigError(f"qos: '{values['qos']}' is not one of reliable, sensor_data")
         return values
@@ -116,7 +116,7 @@ class PlayerNode(Node):
         try:
             return self.create_publisher(kind, name, qos)
         except InvalidTopicNameException as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].rstrip(":")
             raise ConfigError(f"cannot publish on '{name}': {reason}; choose another name") from error
 
     # -- the playing thread ----------------------------------------------------------------

@@ -106,7 +106,7 @@ class RecorderNode(Node):
         try:
             self.create_subscription(kind, topic, callback, qos)
         except InvalidTopicNameException as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].rstrip(":")
             raise ConfigError(f"cannot subscribe to '{topic}': {reason}; check the parameter frontend") from error
 
     def _cloud(self, message: PointCloud2, read, add) -> None:

@@ -242,7 +242,7 @@ def _only(ids: np.ndarray) -> int:
 def _pair_record(row: np.void) -> PairRecord:
     """A row of ``~/pairs``. Raises DataError."""
     try:
-        kind, status = PairKind(row["kind"]), Status(row["status"])
+        kind, status = PairKind(int(row["kind"])), Status(int(row["status"]))
     except ValueError as error:
         raise DataError(f"a pair of unknown kind or status: {error}") from None
     if row["num_inliers"] > row["num_matches"]:
