@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: pip install 'vslam_features[ros]'")
 
-from vslam_features.cli.demo import _free_domain
+from vslam_features.cli.isolation import free_domain
 from vslam_features.cli.main import main
 
 pytestmark = [pytest.mark.ros, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -102,10 +102,10 @@ def test_wrong_numbers_are_wrong_usage(tmp_path, capsys, arguments):
 
 
 def test_a_domain_in_use_is_left_alone():
-    free = _free_domain()
+    free = free_domain()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("", 7410 + 250 * free))
-        assert _free_domain() != free
+        assert free_domain() != free
 
 
 def test_an_unknown_scene_names_the_known_ones(tmp_path):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import math
-import os
 import shutil
-import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import ConfigError, PluginError
+from ..errors import PluginError
+from .isolation import ended_by_signals, environment, locked
 from .processes import ProcessError, Processes
 
 RATE_HZ = 4.0
@@ -49,7 +44,7 @@ def run(args) -> int:
             "demo needs ROS 2, and rclpy is not there: run 'make demo', install the extra 'ros' "
             "(pip install 'vslam_features[ros]'), or source your ROS installation"
         )
-    with _ended_by_signals(), _locked(args.out):
+    with ended_by_signals(), locked(args.out):
         return _run(args)
 
 
@@ -59,7 +54,7 @@ def _run(args) -> int:
     total = len(_truth(bag))
     shutil.rmtree(out / "logs", ignore_errors=True)
     (out / "progress.json").unlink(missing_ok=True)
-    with Processes(out / "logs", _environment(out)) as processes:
+    with Processes(out / "logs", environment(out)) as processes:
         progress = _play(processes, args.scene, out, total, args.rate_hz, args.rate_hz / recorded_hz)
     numbers = json.loads((out / "metrics.json").read_text())
     problems = _problems(progress, numbers, total)
@@ -83,39 +78,6 @@ def _frames(text: str) -> int:
     return value
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its processes end with it."""
-
-    def end(number: int, _) -> None:
-        for other in before:  # a second one must not disturb the end
-            signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    # What is ignored (nohup) stays ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {n: signal.getsignal(n) for n in numbers}
-    try:
-        for number in numbers:
-            signal.signal(number, end)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep others from the folder. Raises ConfigError where another demo has it, OSError."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as lock:  # stays there: the lock is on the open file, and ends with the process
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another demo is using {out}: wait for its end, or give another --out") from None
-        yield
-
-
 def _render(args, out: Path) -> tuple[Path, float]:
     from tqdm import tqdm
 
@@ -133,36 +95,6 @@ def _truth(bag: Path):
     from ..replay.ground_truth import GroundTruth
 
     return GroundTruth.load(bag)
-
-
-def _environment(out: Path) -> dict[str, str]:
-    """The whole environment, with a DDS domain of its own on this machine only."""
-    from ..share import share_path
-
-    env = dict(os.environ)
-    env.update(
-        ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST",
-        ROS_LOCALHOST_ONLY="1",  # what Humble knows
-        ROS_DOMAIN_ID=str(_free_domain()),
-        ROS_LOG_DIR=str((out / "logs").resolve()),
-        PYTHONUNBUFFERED="1",
-    )
-    env.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", str(share_path("config/fastdds.xml")))
-    env.setdefault("FASTRTPS_DEFAULT_PROFILES_FILE", env["FASTDDS_DEFAULT_PROFILES_FILE"])  # Humble's name
-    return env
-
-
-def _free_domain() -> int:
-    """A DDS domain in which no process of this machine is, from 40 to 99."""
-    for i in range(60):
-        domain = 40 + (os.getpid() + i) % 60
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(("", 7410 + 250 * domain))  # what the first participant of a domain listens to (RTPS 9.6.1)
-            except OSError:
-                continue
-            return domain
-    raise ProcessError("all DDS domains from 40 to 99 are in use on this machine; end some ROS processes")
 
 
 def _play(processes: Processes, scene: str, out: Path, total: int, hz: float, speed: float) -> dict:
