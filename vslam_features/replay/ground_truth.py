@@ -1,4 +1,4 @@
-"""What is true of a recorded scene: poses, and which frames see the same surfaces. One ``.npz``, no pickle."""
+"""What is true of a recorded scene: poses, and which frames see the same surfaces. One plain ``.npz``."""
 
 from __future__ import annotations
 

@@ -159,8 +159,7 @@ class ApproximatePoses:
     def _feed(self, side, message) -> None:
         try:
             side.signalMessage(message)
-        except Exception:
-            # Whatever went wrong inside, the synchroniser may hold its lock for ever now.
+        except Exception:  # whatever went wrong inside, the synchroniser may hold its lock for ever now
             self._renew()
             raise
 
