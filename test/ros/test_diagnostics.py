@@ -1,5 +1,6 @@
 """What the diagnostics say, in process: each finding while it is true, and no longer."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from vslam_features.frontend import FrontEnd
 from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
 from vslam_features.ros.frames import FrameBuilder
 from vslam_features.ros.inputs import Inputs, Topic
+from vslam_features.ros.logs import RosHandler
 from vslam_features.ros.messages import header, image_message, stamp_of
 from vslam_features.ros.pairing import Input, Pairing
 from vslam_features.ros.poses import InterpolatedPoses
@@ -121,3 +123,34 @@ def test_poses_of_a_body_are_told(domain, pose_of, child, text):
     inputs.destroy()
     node.destroy_node()
     context.try_shutdown()
+
+
+def test_a_fault_in_any_stage_is_told():
+    b = Bench()
+    for stage in ("keyframe", "judge", "track", "one of tomorrow"):
+        b.statistics.fault(stage, "ValueError: a name \udcff")
+        assert b.said(stage) == (ERROR, "1 faults, the last: ValueError: a name ?")
+        assert b.said(stage) == (OK, "not used yet")
+
+
+def test_a_log_record_that_cannot_be_sent_ends_no_thread(monkeypatch):
+    heard = []
+
+    def send(text):
+        text.encode()
+        if "refuse" in text:
+            raise RuntimeError("the logger is gone")
+        heard.append(text)
+
+    handler = RosHandler(SimpleNamespace(error=send, debug=lambda text: text.encode()))
+    lost = []
+    monkeypatch.setattr(handler, "handleError", lost.append)
+    log = logging.Logger("test")
+    log.addHandler(handler)
+    for text in ("\udcff", "refuse"):
+        try:
+            raise ValueError(text)
+        except ValueError:
+            log.exception("lost %s", text) if text == "refuse" else log.exception("lost")
+    assert heard == ["lost: ValueError: ?"]
+    assert len(lost) == 1

@@ -10,12 +10,16 @@ from ..config import Config
 from ..frontend import FrontEnd
 from ..types import Status
 from .inputs import Inputs, Topic
+from .logs import encodable
 from .pairing import Pairing
 from .pipeline import Pipeline
 from .statistics import Stage, Statistics
 
 SILENT_S = 2.0
 """An input without a message for longer than this is reported."""
+
+STAGES = ("decode", "describe", "match", "global", "retrieve", "verify")
+"""Always reported; other stages once they have run or failed."""
 
 EMPTY_RATIO = 0.5
 """A larger share of track pairs without a match is reported."""
@@ -48,7 +52,7 @@ class Report:
         return DiagnosticStatus(
             level=self.level,
             name=f"{prefix}: {self._name}",
-            message="; ".join(self._findings) or self._fine,
+            message=encodable("; ".join(self._findings) or self._fine),
             hardware_id=prefix,
             values=self._values,
         )
@@ -69,10 +73,10 @@ class Diagnostics:
             reports = [
                 self._inputs(state, inputs),
                 self._frames(pairing, pipeline),
-                *(self._stage(name) for name in ("decode", "describe", "match", "global", "retrieve", "verify")),
+                *map(self._stage, STAGES),
                 self._map(pipeline),
             ]
-            reports += [self._stage(n) for n in ("camera", "track", "close_loops") if n in self._statistics.stages]
+            reports += map(self._stage, sorted(set(self._statistics.stages) - set(STAGES)))
         out = DiagnosticArray(status=[r.message(self._name) for r in reports])
         out.header.stamp = stamp
         return out
@@ -224,4 +228,4 @@ def _text(value) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.3f}"
-    return str(value)
+    return encodable(str(value))

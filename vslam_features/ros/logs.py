@@ -21,6 +21,12 @@ class RosHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See ``logging.Handler``."""
+        try:
+            self._emit(record)
+        except Exception:  # what cannot be told must not end the thread that tells it
+            self.handleError(record)
+
+    def _emit(self, record: logging.LogRecord) -> None:
         place, now = (record.pathname, record.lineno), self._clock()
         if now < self._heard.get(place, float("-inf")) + EVERY_S:
             self._left_out[place] = self._left_out.get(place, 0) + 1
@@ -29,9 +35,10 @@ class RosHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {''.join(traceback.format_exception_only(*record.exc_info[:2])).strip()}"
-            self._logger.debug("".join(traceback.format_exception(*record.exc_info)))
+            self._logger.debug(encodable("".join(traceback.format_exception(*record.exc_info))))
         if count := self._left_out.pop(place, 0):
             text += f" ({count} more like this)"
+        text = encodable(text)
         # rclpy keeps the severity of a call site, so each level is a line of its own
         if record.levelno >= logging.ERROR:
             self._logger.error(text)
@@ -41,3 +48,8 @@ class RosHandler(logging.Handler):
             self._logger.info(text)
         else:
             self._logger.debug(text)
+
+
+def encodable(text: str) -> str:
+    """The text with ``?`` for what ROS cannot send: lone surrogates, as of file names that are not UTF-8."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

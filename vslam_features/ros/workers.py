@@ -19,7 +19,7 @@ class Worker:
         name: of the thread, for people.
         slot: where items come from.
         work: must not block for ever. An exception, SystemExit included, costs one
-            item: it is logged, given to ``failed(error)``, and the thread goes on.
+            item: it is given to ``failed(error)``, logged, and the thread goes on.
         niceness: 0 to 19; a higher one leaves the CPU to others (Linux).
     """
 
@@ -56,7 +56,7 @@ class Worker:
             try:
                 self._work(item)
             except BaseException as error:  # the robot goes on; the loss is counted and shown
-                logger.exception("%s: an item is lost", self.name)
                 self._failed(error)
+                logger.exception("%s: an item is lost", self.name)
             finally:
                 self.slot.done()
