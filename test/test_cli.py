@@ -357,6 +357,14 @@ def test_doctor_fails_where_it_must(capsys, monkeypatch, tmp_path):
     assert "XDG_STATE_HOME" in capsys.readouterr().out
 
 
+def test_doctor_only_warns_where_rosbags_is_missing(monkeypatch):
+    from vslam_features.cli import doctor
+
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    (check,) = doctor._rosbags()
+    assert check.state == "WARN" and "pip install rosbags" in check.fix
+
+
 def test_doctor_survives_a_broken_check(capsys, monkeypatch):
     from vslam_features.cli import doctor
 

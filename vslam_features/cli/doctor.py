@@ -122,7 +122,8 @@ def _rosbags() -> Iterator[Check]:
     if find_spec("rosbags"):
         yield Check(OK, "rosbags", f"{metadata.version('rosbags')}: recordings can be read")
     else:
-        yield Check(FAIL, "rosbags", "not installed: recordings cannot be read", "pip install rosbags")
+        fix = "pip install rosbags (for replay, demo and the player only)"
+        yield Check(WARN, "rosbags", "not installed: recordings cannot be read", fix)
 
 
 def _ros() -> Iterator[Check]:
