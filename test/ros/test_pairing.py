@@ -12,9 +12,11 @@ from geometry_msgs.msg import PoseStamped
 
 from vslam_features.errors import PluginError
 from vslam_features.ros.messages import header, stamp_of
-from vslam_features.ros.pairing import Pairing
+from vslam_features.ros.pairing import Input, Pairing
+from vslam_features.ros.pipeline import Pipeline
 from vslam_features.ros.poses import ApproximatePoses, InterpolatedPoses
 from vslam_features.ros.slot import Slot
+from vslam_features.ros.statistics import Statistics
 from vslam_features.ros.workers import Worker
 
 MS = 1_000_000
@@ -304,3 +306,44 @@ def test_counts_balance_under_load():
     watcher.join()
     worker.stop()
     assert not bad and slot.counts.received == 5000
+
+
+def test_an_image_that_waits_for_a_reset_when_all_stops_joins_no_old_map():
+    tracked, resets, searching, go_on = [], [], threading.Event(), threading.Event()
+
+    def close_loops(result):
+        searching.set()
+        go_on.wait(5)
+
+    frontend = SimpleNamespace(
+        config=SimpleNamespace(loops=SimpleNamespace(enabled=True)),
+        track=lambda frame: SimpleNamespace(keyframe=frame),
+        close_loops=close_loops,
+        reset=lambda: resets.append(True),
+    )
+    statistics = SimpleNamespace(
+        latency=lambda *_: None, tracked=lambda _: None, loops=lambda _: None, reset=Statistics().reset
+    )
+    pipeline = Pipeline(
+        frontend,
+        lambda item: item.image,
+        statistics,
+        on_tracked=lambda result: tracked.append(result.keyframe),
+        on_loops=lambda result: None,
+        on_reset=lambda: None,
+    )
+    pipeline.start()
+    pipeline.put(Input(0, 1, "old"))
+    assert searching.wait(5)
+    pipeline.put(Input(1, 2, "waits for the loops of the old one"))
+    while pipeline.frames._items:  # until it is taken
+        threading.Event().wait(0.001)
+    threading.Timer(0.1, go_on.set).start()
+    pipeline.stop()
+    assert tracked == ["old"] and not resets
+    assert (pipeline.frames.counts.received, pipeline.frames.counts.processed) == (2, 2)
+    pipeline.start()
+    pipeline.put(Input(1, 3, "new"))
+    assert pipeline.frames.wait_idle()
+    pipeline.stop()
+    assert tracked == ["old", "new"] and len(resets) == 1

@@ -1,4 +1,7 @@
-"""The front-end on its two threads: frames through ``track``, keyframes through ``close_loops``. No ROS in here."""
+"""The front-end on its two threads: frames through ``track``, keyframes through ``close_loops``.
+
+Knows no messages: images and calibration pass through as they came, ``decode`` reads them.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,8 @@ class Pipeline:
         self.frames.put(item, counted=item.image is not None)
 
     def _track(self, item: Input) -> None:
-        if item.session != self._session:
-            self._begin(item.session)
+        if item.session != self._session and not self._begin(item.session):
+            return  # stopped meanwhile; the next image begins the session
         if item.image is None:
             return
         start = time.perf_counter()
@@ -90,13 +93,18 @@ class Pipeline:
         self.statistics.loops(loops)
         self._on_loops(loops)
 
-    def _begin(self, session: int) -> None:
-        """Forget the keyframes, once the loops of the old ones are searched for: the same input gives the same."""
-        if self.keyframes.wait_idle():
-            self.frontend.reset()
-            self._session = session
-            self.statistics.reset()
-            self._on_reset()
+    def _begin(self, session: int) -> bool:
+        """Forget the keyframes, once the loops of the old ones are searched for: the same input gives the same.
+
+        False where the pipeline was stopped before that.
+        """
+        if not self.keyframes.wait_idle():
+            return False
+        self.frontend.reset()
+        self._session = session
+        self.statistics.reset()
+        self._on_reset()
+        return True
 
     def _failed(self, stage: str, error: BaseException) -> None:
         self.statistics.fault(stage, f"{type(error).__name__}: {error}")
