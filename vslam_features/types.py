@@ -39,6 +39,11 @@ class Status(IntEnum):
         """The name used in JSON, reports and documents, e.g. ``too_few_inliers``."""
         return self.name.lower()
 
+    @property
+    def confirms(self) -> bool:
+        """True where geometry confirms that both images see the same scene."""
+        return self in (Status.OK, Status.FAULT_RECOVERED)
+
 
 class PairKind(IntEnum):
     """What a pair was attempted for. The numbers are frozen (``docs/topics.md``)."""
@@ -223,7 +228,7 @@ class Matches:
             raise DataError(
                 f"matches: scores and inliers must be ({m},), got {self.scores.shape}, {self.inliers.shape}"
             )
-        if self.status in (Status.OK, Status.FAULT_RECOVERED) and not self.inliers.any():
+        if self.status.confirms and not self.inliers.any():
             raise DataError("matches: a result without inliers must say why; status OK is for verified pairs")
 
     @classmethod
@@ -241,8 +246,8 @@ class Matches:
 
     @property
     def verified(self) -> bool:
-        """True where geometry confirms that both images see the same scene."""
-        return self.status in (Status.OK, Status.FAULT_RECOVERED)
+        """``status.confirms``."""
+        return self.status.confirms
 
 
 @dataclass(frozen=True)

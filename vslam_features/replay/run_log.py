@@ -52,8 +52,8 @@ class PairRecord:
 
     @property
     def verified(self) -> bool:
-        """True where geometry confirmed the pair."""
-        return self.status in (Status.OK, Status.FAULT_RECOVERED)
+        """``status.confirms``."""
+        return self.status.confirms
 
 
 @dataclass(frozen=True)
