@@ -11,6 +11,11 @@ from .errors import ConfigError
 from .options import Scalar
 
 
+def declared_by_ros(name: str) -> bool:
+    """Whether rclpy itself declares a parameter of this dotted name, in every node."""
+    return name.partition(".")[0] in ("use_sim_time", "start_type_description_service", "qos_overrides")
+
+
 def read_parameters(path) -> dict[str, Scalar]:
     """The dotted names and values that a YAML file sets, plain or with ``ros__parameters``.
 
@@ -39,11 +44,9 @@ def read_parameters(path) -> dict[str, Scalar]:
             kind = type(section).__name__
             raise ConfigError(f"configuration {path}: expected a mapping below {name}: ros__parameters, got {kind}")
         values.update(flatten(section))
-    return {n: v for n, v in values.items() if n not in _NODE_LEVEL and not n.startswith("qos_overrides.")}
+    return {n: v for n, v in values.items() if n != "autostart" and not declared_by_ros(n)}
 
 
-# Parameters that a ROS node has beside those of the front end.
-_NODE_LEVEL = ("autostart", "use_sim_time", "start_type_description_service", "qos_overrides")
 _NODE = "frontend"
 
 

@@ -68,6 +68,11 @@ def test_all_problems_are_told_at_once_and_can_be_corrected(make):
     assert "did you mean matcher.options.ratio" in text and "autostart: expected true or false" in text
 
 
+def test_a_name_that_only_begins_like_one_of_ros_is_unknown(make):
+    with pytest.raises(ConfigError, match="unknown parameter 'use_sim_times'"):
+        make(use_sim_times=True)[1].config()
+
+
 def test_another_plugin_drops_the_problems_of_the_first(make):
     node, p = make(features__name="surf", features__options__hessian=1.0)
     with pytest.raises(ConfigError):

@@ -120,7 +120,7 @@ def test_an_image_folder(domain, tmp_path):
         ({"path": "/no/such/bag"}, "/no/such/bag: no such file or folder"),
         ({"path": "BAG", "rate": -1.0}, "rate: expected a positive number"),
         ({"path": "BAG", "topics": "[/depth]"}, "no topic /depth; there are: /camera/camera/infra1/camera_info"),
-        ({"path": "BAG", "lop": True}, "unknown parameter 'lop' (did you mean 'loop'?); known: path, rate, loop"),
+        ({"path": "BAG", "lop": True}, "unknown parameter 'lop' (did you mean loop?); known: path, rate, loop"),
         ({"path": "BAG", "rate": "[]"}, "rate: expected a number, got nothing"),
         ({"path": "BAG", "topics": "[1]"}, "topics: expected a list of texts, got [1]"),
         (

@@ -223,7 +223,7 @@ def test_the_process_writes_on_sigint_also_without_a_front_end(domain, tmp_path)
         ({}, "out: give a folder"),
         ({"out": 5}, "out: expected a text (in quotes where it looks like a number"),
         ({"out": "FILE/x"}, "out: cannot make the folder"),
-        ({"out": "OUT", "truht": "x"}, "unknown parameter 'truht' (did you mean 'truth'?)"),
+        ({"out": "OUT", "truht": "x"}, "unknown parameter 'truht' (did you mean truth?)"),
         ({"out": "OUT", "exclude_s": 10, "frontend": '"//x y"'}, "cannot subscribe to '//x y/keyframes'"),
     ],
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 
+from ..config import unknown_parameter
 from ..errors import ConfigError
-
-_OF_ROS = ("use_sim_time", "start_type_description_service", "qos_overrides.")
-"""Parameters (or prefixes) that rclpy itself declares."""
+from ..parameter_file import declared_by_ros
 
 _EXPECTED = {
     bool: "true or false",
@@ -32,12 +30,10 @@ def read_fixed_parameters(node: Node, parameters: Mapping[str, tuple]) -> dict:
         ConfigError: an unknown name or a wrong type.
     """
     # Not by declaring whatever was given: rclpy has no type for an empty list and raises on it.
-    given = {name: p.value for name, p in node._parameter_overrides.items() if not name.startswith(_OF_ROS)}
+    given = {name: p.value for name, p in node._parameter_overrides.items() if not declared_by_ros(name)}
     for name in given:
         if name not in parameters:
-            close = difflib.get_close_matches(name, parameters, n=1)
-            hint = f" (did you mean '{close[0]}'?)" if close else ""
-            raise ConfigError(f"unknown parameter '{name}'{hint}; known: {', '.join(parameters)}")
+            raise ConfigError(f"{unknown_parameter(name, parameters)}; known: {', '.join(parameters)}")
     values = {name: _typed(name, given.get(name, default), default) for name, (default, _) in parameters.items()}
     for name, (_, doc) in parameters.items():
         shown = values[name] or [""] if isinstance(values[name], list) else values[name]

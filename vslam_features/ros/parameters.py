@@ -16,9 +16,7 @@ from rclpy.node import Node
 from .. import config as configuration
 from ..config import Config, Parameter
 from ..errors import ConfigError, VslamFeaturesError
-
-_OF_ROS = ("use_sim_time", "start_type_description_service", "qos_overrides.")
-"""Parameters (or prefixes) that rclpy itself declares."""
+from ..parameter_file import declared_by_ros
 
 
 class Parameters:
@@ -35,7 +33,7 @@ class Parameters:
         self._declaring = True
         self._problems: dict[str, str] = {}
         given = {name: p.value for name, p in node.get_parameters_by_prefix("").items()}
-        given = {name: value for name, value in given.items() if not name.startswith(_OF_ROS)}
+        given = {name: value for name, value in given.items() if not declared_by_ros(name)}
         self.autostart = self._declare_autostart(given.pop("autostart", True))
         self._known = self._leaves(self._plugins(given))
         for p in self._known.values():
