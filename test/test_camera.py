@@ -37,7 +37,7 @@ def grid(step: int = 16) -> np.ndarray:
 
 def info(**changes) -> dict:
     values = dict(
-        width=640, height=480, K=K.ravel(), D=[-0.28, 0.07, 2e-4, 2e-5, 0], R=np.eye(3).ravel(),
+        width=640, height=480, K=K.ravel(), D=[-0.28, 0.07, 2e-4, 2e-5, 0],
         P=[300, 0, 310, -30, 0, 301, 230, 0, 0, 0, 1, 0], distortion_model="plumb_bob", binning_x=0, binning_y=0,
         roi=(0, 0, 0, 0), image_size=(640, 480), rectified=False,
     )  # fmt: skip

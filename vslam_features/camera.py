@@ -74,7 +74,6 @@ class Camera:
         height: int,
         K,
         D,
-        R,
         P,
         distortion_model: str,
         binning_x: int,
@@ -91,8 +90,8 @@ class Camera:
         zero) D means no distortion.
 
         Args:
-            K, D, R, P: 9, n, 9 and 12 numbers, row-major. R is not used: rays
-                of a rectified image are in the rectified optical frame.
+            K, D, P: 9, n and 12 numbers, row-major. The message's R is not
+                needed: rays of a rectified image are in the rectified optical frame.
             roi: (x_offset, y_offset, width, height) in calibration pixels.
             image_size: (width, height) of the image that the camera is for.
             rectified: use P without distortion (True) or K and D (False).

@@ -170,14 +170,14 @@ class BagSource(Source):
         if info is None:
             return None
         # ROS 1 spells the matrices in capitals.
-        K, D, R, P = (getattr(info, n, getattr(info, n.upper(), None)) for n in "kdrp")
+        K, D, P = (getattr(info, n, getattr(info, n.upper(), None)) for n in "kdp")
         roi = (info.roi.x_offset, info.roi.y_offset, info.roi.width, info.roi.height)
         plain = (info.width, info.height, info.distortion_model, info.binning_x, info.binning_y, roi, size)
-        key = (*plain, K.tobytes(), D.tobytes(), R.tobytes(), P.tobytes())
+        key = (*plain, K.tobytes(), D.tobytes(), P.tobytes())
         if key not in self._cameras:
             self._cameras.clear()  # one camera at a time; a zoom makes a new one
             width, height, model, bx, by, roi, size = plain
-            self._cameras[key] = Camera.from_info(width, height, K, D, R, P, model, bx, by, roi, size, self.rectified)
+            self._cameras[key] = Camera.from_info(width, height, K, D, P, model, bx, by, roi, size, self.rectified)
         return self._cameras[key]
 
     def _add_info(self, message) -> None:

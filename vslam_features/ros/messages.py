@@ -79,7 +79,6 @@ def camera_of(info: CameraInfo, image_size: tuple[int, int], rectified: bool) ->
         height=info.height,
         K=info.k,
         D=info.d,
-        R=info.r,
         P=info.p,
         distortion_model=info.distortion_model,
         binning_x=info.binning_x,
