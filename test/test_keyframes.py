@@ -96,11 +96,29 @@ def test_without_both_poses_appearance_decides(at, then):
 @pytest.mark.parametrize(
     "interval, age_s, expected", [(5.0, 4.99, False), (5.0, 5.0, True), (0.0, 1e6, False), (0.1, 0.1, True)]
 )
-def test_the_interval_holds_with_poses_and_without(interval, age_s, expected):
+def test_after_the_interval_a_fifth_of_the_motion_is_enough(interval, age_s, expected):
     stamp = T0 + round(age_s * SECOND)
-    assert decide(policy(max_interval_s=interval), shared=matches(100), stamp_ns=stamp) is expected
+    found, last = moved_by(0.21 * 0.05 * DIAGONAL)
+    assert decide(policy(max_interval_s=interval), found, last, matches(100), stamp_ns=stamp) is expected
     last = replace(keyframe(), pose=pose())
-    assert decide(policy(max_interval_s=interval), last=last, at=pose(), stamp_ns=stamp) is expected
+    assert decide(policy(max_interval_s=interval), last=last, at=pose(0.061), stamp_ns=stamp) is expected
+    assert decide(policy(max_interval_s=interval), last=last, at=pose(yaw_deg=2.1), stamp_ns=stamp) is expected
+
+
+def test_standing_still_brings_no_keyframe_however_long():
+    stamp = T0 + 86_400 * SECOND
+    found, last = moved_by(0.19 * 0.05 * DIAGONAL)
+    assert decide(policy(), found, last, matches(100), stamp_ns=stamp) is False
+    assert decide(policy(), last=replace(keyframe(), pose=pose()), at=pose(0.05), stamp_ns=stamp) is False
+
+
+def test_a_view_is_still_where_verified_matches_hardly_move():
+    p = policy()
+    for share, expected in ((0.0, True), (0.19, True), (0.21, False)):
+        found, last = moved_by(share * 0.05 * DIAGONAL)
+        assert p.still(found, last.features, matches(100)) is expected
+    found, last = moved_by(0)
+    assert p.still(found, last.features, Matches.empty(Status.NO_MATCHES)) is False
 
 
 # -- by appearance -----------------------------------------------------------------------------

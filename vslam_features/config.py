@@ -87,7 +87,9 @@ class KeyframesConfig:
         low=0.0,
         high=1.0,
     )
-    max_interval_s: float = option(5.0, "A new keyframe at the latest after this time; 0: no limit.", low=0.0, high=1e6)
+    max_interval_s: float = option(
+        5.0, "After this time a fifth of the motion makes a new keyframe; 0: never.", low=0.0, high=1e6
+    )
     match_last: int = option(1, "A new keyframe is matched with this many keyframes before it.", low=1, high=50)
 
 

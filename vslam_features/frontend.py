@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cv2
 import numpy as np
 
@@ -77,7 +79,7 @@ class FrontEnd:
         shared = None
         if self.policy.by_appearance(frame, last):
             shared = stages.run("match", self._match, features, frame, last)
-        if not self.policy.decide(frame, features, last, shared):
+        if not stages.run("keyframe", self.policy.decide, frame, features, last, shared):
             return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
         keyframe = stages.run("keyframe", self._keyframe, frame, features)
         if keyframe is None:
@@ -96,13 +98,21 @@ class FrontEnd:
         if descriptor is not None:
             keyframe = self.keyframes.describe(keyframe.id, descriptor)
             candidates = stages.run("retrieve", self._retrieve, keyframe) or []
-        possible, gated = self.loops.gate(keyframe, candidates)
+        possible, gated = stages.run("judge", self.loops.gate, keyframe, candidates) or ([], [])
         tried, top_k = possible[: self.config.loops.verify], self.config.retrieval.top_k
         candidates = [c for c in candidates if c.rank < top_k or c in tried]
         gated = [c for c in gated if c.rank < top_k]
         pairs = [self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id]) for c in tried]
-        pairs = self.loops.judge(keyframe, pairs)
+        judged = stages.run("judge", self.loops.judge, keyframe, pairs, self._still(tracked))
+        pairs = [_failed(pair, stages.faults["judge"]) for pair in pairs] if judged is None else judged
         return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
+
+    def _still(self, tracked: Tracked) -> bool:
+        """True where the keyframe shows the same view as the one before."""
+        if not tracked.pairs:
+            return False
+        pair = tracked.pairs[0]
+        return self.policy.still(tracked.keyframe.features, self.keyframes[pair.ref_kf_id].features, pair.matches)
 
     def _keyframe(self, frame: Frame, features: Features) -> Keyframe:
         kept = store_descriptors(features, self.config.features.fp16)
@@ -136,6 +146,11 @@ class FrontEnd:
             stamp = self.keyframes[ref].stamp_ns
             out.append(Candidate(keyframe.id, ref, stamp, float(value), margin, rank))
         return out
+
+
+def _failed(pair: PairResult, text: str) -> PairResult:
+    """A pair whose result was lost to a fault."""
+    return dataclasses.replace(pair, matches=Matches.empty(Status.BACKEND_ERROR, detail=text))
 
 
 def _plugin(role: str, name: str, options: dict, **arguments):

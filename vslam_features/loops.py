@@ -25,7 +25,7 @@ class LoopJudge:
         self.config = config
         self.keyframes = keyframes
         self.odometry = odometry
-        self._confirmed: list[tuple[int, int]] = []
+        self._confirmed = _PairIndex(config.place_radius)
         self._recent: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=config.consensus_window)
 
     def gate(self, keyframe: Keyframe, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
@@ -36,14 +36,21 @@ class LoopJudge:
             (possible if allowed else impossible).append(c)
         return possible, impossible
 
-    def judge(self, keyframe: Keyframe, pairs: list[PairResult]) -> list[PairResult]:
-        """The attempted pairs of one keyframe with their final status. Call once a keyframe, in order."""
+    def judge(self, keyframe: Keyframe, pairs: list[PairResult], still: bool = False) -> list[PairResult]:
+        """The attempted pairs of one keyframe with their final status. Call once a keyframe, in order.
+
+        ``still``: the view is that of the keyframe before, so that both together have one voice in the consensus.
+        """
         pairs = [self._plausible(keyframe, p) for p in pairs]
         verified = [p for p in pairs if p.matches.verified]
+        if still and self._recent:
+            self._recent.pop()
         self._recent.append((keyframe.id, tuple(p.ref_kf_id for p in verified)))
         best = max(verified, key=lambda p: p.matches.num_inliers, default=None)
         judged = [self._decide(keyframe, p, best, verified) if p.matches.verified else p for p in pairs]
-        self._confirmed += [(p.kf_id, p.ref_kf_id) for p in judged if p.matches.verified]
+        for pair in judged:
+            if pair.matches.verified:
+                self._confirmed.add(pair.kf_id, pair.ref_kf_id)
         return judged
 
     def same_place(self, a: int, b: int) -> bool:
@@ -57,9 +64,7 @@ class LoopJudge:
         first, second = self.keyframes[a], self.keyframes[b]
         if self.odometry.applies(first, second):
             return self.odometry.possible(first, second)
-        return any(
-            (abs(a - i) <= r and abs(b - j) <= r) or (abs(a - j) <= r and abs(b - i) <= r) for i, j in self._confirmed
-        )
+        return self._confirmed.near(a, b) or self._confirmed.near(b, a)
 
     def _plausible(self, keyframe: Keyframe, pair: PairResult) -> PairResult:
         if not pair.matches.verified:
@@ -85,6 +90,24 @@ class LoopJudge:
 
     def _agreeing(self, ref_kf_id: int) -> int:
         return sum(any(self.same_place(ref, ref_kf_id) for ref in refs) for _, refs in self._recent)
+
+
+class _PairIndex:
+    """Pairs (i, j) of ids, found by nearness of both without a look at all of them."""
+
+    def __init__(self, radius: int):
+        self._radius = radius
+        self._cells: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def add(self, i: int, j: int) -> None:
+        """Add a pair."""
+        self._cells.setdefault((i // self._radius, j // self._radius), []).append((i, j))
+
+    def near(self, a: int, b: int) -> bool:
+        """True where a pair has |a - i| and |b - j| within the radius."""
+        r = self._radius
+        around = [(a // r + x, b // r + y) for x in (-1, 0, 1) for y in (-1, 0, 1)]
+        return any(abs(a - i) <= r and abs(b - j) <= r for cell in around for i, j in self._cells.get(cell, ()))
 
 
 def _with_status(pair: PairResult, status: Status, detail: str) -> PairResult:
