@@ -407,9 +407,10 @@ def test_a_fault_while_judging_costs_the_loops_of_one_keyframe(monkeypatch):
         return judge(self, keyframe, pairs, still)
 
     monkeypatch.setattr(LoopJudge, "judge", failing)
-    results = []
-    for frame in frames:
-        results.append(front_end.process(frame))
+    results: list = []
+    for item in frames:  # one by one, since the fault looks at what came before
+        results.append(front_end.process(item))
+
     failed = [loops for _, loops in results if loops.faults]
     assert len(calls) == len(frames) and len(failed) == 1 and "broken" in failed[0].faults["judge"]
     assert failed[0].pairs and all(p.matches.status is Status.BACKEND_ERROR for p in failed[0].pairs)

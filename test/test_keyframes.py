@@ -176,6 +176,17 @@ def test_ids_are_positions():
     assert MemoryMap().last(3) == []
 
 
+def test_bytes_are_those_of_the_arrays():
+    kept, thumb = MemoryMap(), np.zeros((12, 16), np.uint8)
+    one = replace(keyframe(n=50), thumbnail=thumb)
+    f = one.features
+    each = f.keypoints.nbytes + f.scores.nbytes + f.descriptors.nbytes + thumb.nbytes
+    for _ in range(3):
+        kept.add(one)
+    kept.describe(1, np.zeros(64, np.float32))
+    assert kept.nbytes == 3 * each + 256
+
+
 def test_a_descriptor_comes_later():
     m = MemoryMap()
     m.add(keyframe())

@@ -21,6 +21,7 @@ class MemoryMap:
         self._lock = threading.Lock()
         self._keyframes: list[Keyframe] = []
         self._travelled: list[float] = []
+        self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._keyframes)
@@ -42,7 +43,15 @@ class MemoryMap:
             self._travelled.append((self._travelled[-1] if self._travelled else 0.0) + step)
             keyframe = dataclasses.replace(keyframe, id=len(self._keyframes))
             self._keyframes.append(keyframe)
+            f = keyframe.features
+            arrays = (f.keypoints, f.scores, f.descriptors, keyframe.thumbnail)
+            self._nbytes += sum(a.nbytes for a in arrays if a is not None)
             return keyframe
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keyframes' features, thumbnails and global descriptors."""
+        return self._nbytes
 
     def last(self, count: int) -> list[Keyframe]:
         """The newest ``count`` keyframes, newest first."""
@@ -53,6 +62,7 @@ class MemoryMap:
         with self._lock:
             keyframe = dataclasses.replace(self._keyframes[kf_id], global_descriptor=descriptor)
             self._keyframes[kf_id] = keyframe
+            self._nbytes += descriptor.nbytes
             return keyframe
 
     def travelled(self, from_id: int, to_id: int) -> float:
