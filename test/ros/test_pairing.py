@@ -134,10 +134,11 @@ def test_after_a_jump_back_poses_are_of_the_new_session(pose_first):
             b.info(ms)
             for add in (b.pose, b.image) if pose_first else (b.image, b.pose):
                 add(ms) if add == b.image else add(ms, 100 * session + ms)
+            b.wait(0.05)
     assert [(item.session, item.pose.t[0]) for item in b.out] == [
         (s, 100 * s + ms) for s in range(3) for ms in range(0, 2000, 200)
     ]
-    assert b.pairing.pose_resets == (2 if pose_first else 0)
+    assert b.pairing.pose_resets == 2
 
 
 def test_a_reset_keeps_the_poses_that_are_there():
@@ -151,7 +152,7 @@ def test_a_reset_keeps_the_poses_that_are_there():
 def test_a_jump_back_begins_a_session_and_bad_order_does_not():
     b = Bench()
     for ms in (0, 1000, 900, 1000, 2000, 0, 1000):
-        b.info(ms), b.image(ms)
+        b.info(ms), b.image(ms), b.wait(0.05)
     assert [item.session for item in b.out] == [0, 0, 0, 1, 1]
     assert (b.pairing.counts.out_of_order, b.pairing.counts.jumps, b.pairing.counts.received) == (2, 1, 7)
 
@@ -159,9 +160,63 @@ def test_a_jump_back_begins_a_session_and_bad_order_does_not():
 def test_what_waits_at_a_jump_goes_on_with_its_session():
     b = Bench()
     b.image(5000), b.image(0)
+    assert not b.out and b.pairing.pending == 2
+    b.image(100)
     assert [(item.image, item.session) for item in b.out] == [("image 5000", 0)]
-    b.info(0)
+    b.info(0), b.info(100)
     assert (b.out[1].image, b.out[1].session, b.out[1].info) == ("image 0", 1, "info 0")
+    assert len(b.out) == 2  # else the second would take the place of the first in the slot
+    b.wait(0.05)
+    assert (b.out[2].image, b.out[2].session, b.out[2].info) == ("image 100", 1, "info 100")
+    assert b.pairing.counts.together == 0
+
+
+@pytest.mark.parametrize("wrong", [0, 50_000, 10**9])
+def test_one_wrong_stamp_costs_one_image(wrong):
+    b = Bench()
+    stamps = [100_000, 101_000, wrong, 102_000, 103_000, wrong, wrong, 104_000]
+    for ms in stamps:
+        b.info(ms), b.image(ms)
+        c = b.pairing.counts
+        assert c.received == c.out_of_order + b.pairing.pending + len(b.out)
+    assert [(item.image, item.session) for item in b.out] == [(f"image {ms}", 0) for ms in stamps if ms != wrong]
+    assert (c.out_of_order, c.jumps, c.gaps, b.pairing.pending) == (3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_a_bag_played_again_begins_a_session_and_loses_nothing(count):
+    b = Bench()
+    stamps = [1000 * i for i in range(count)]
+    for _ in range(3):
+        for ms in stamps:
+            b.info(ms), b.image(ms), b.wait(0.05)
+    assert [(item.image, item.session) for item in b.out] == [(f"image {ms}", s) for s in range(3) for ms in stamps]
+    assert (b.pairing.counts.jumps, b.pairing.counts.out_of_order) == (2, 0)
+
+
+def test_a_held_image_is_dropped_where_nothing_follows():
+    for end in ("flush", "restart"):
+        b = Bench()
+        b.info(1000), b.image(1000), b.image(0)
+        getattr(b.pairing, end)()
+        assert (len(b.out), b.pairing.pending, b.pairing.counts.out_of_order) == (1, 0, 1)
+
+
+def test_an_error_in_the_poses_costs_no_image():
+    poses = InterpolatedPoses()
+    poses.add_image = lambda *_: 1 / 0
+    b = Bench(poses)
+    b.info(0), b.image(0), b.wait(0.5)
+    assert len(b.out) == 1 and b.pairing.counts.pose_rejected == 1
+
+
+def test_the_latest_calibration_is_one():
+    b = Bench()
+    for ms, k in ((0, 0.0), (100, 300.0), (200, 0.0)):
+        b.pairing.add_info(ms * MS, SimpleNamespace(k=[k], ms=ms))
+        b.image(ms)
+    b.image(300), b.wait(0.5)
+    assert [item.info.ms for item in b.out] == [0, 100, 200, 100]
 
 
 def test_queues_are_bounded():
@@ -182,7 +237,7 @@ def test_missing_images_are_estimated_from_the_period():
     b.pairing.forget_gap()
     b.image(10_000)
     assert b.pairing.counts.missing == 3
-    b.image(100_000_000_000)  # a wrong clock is no count of images
+    b.image(100_000_000_000), b.image(100_000_000_033)  # another clock is no count of images
     assert (b.pairing.counts.missing, b.pairing.counts.gaps) == (3, 1)
     assert b.pairing.counts.last_gap_s == pytest.approx(99_999_990)
 

@@ -150,7 +150,7 @@ class Diagnostics:
             late = "complete at once with newer ones, since camera_info or pose came late"
             report.found(WARN, f"{new} images dropped: {late if together else 'too slow for the image rate'}")
         if new := self._new("out_of_order", counts.out_of_order):
-            report.found(WARN, f"{new} images dropped: their stamps are not newer than the one before")
+            report.found(WARN, f"{new} images dropped: their stamps do not go on from those before")
         if new := self._new("missing", counts.missing):
             report.found(WARN, f"{new} images missing in the input")
         if self._new("gaps", counts.gaps):
@@ -159,6 +159,8 @@ class Diagnostics:
             report.found(WARN, f"{new} images without calibration: camera_info says uncalibrated (K is 0)")
         if new := self._new("pose_missing", counts.pose_missing):
             report.found(WARN, f"{new} images without a pose")
+        if new := self._new("pose_rejected", counts.pose_rejected):
+            report.found(WARN, f"{new} images without a pose: an error in the synchroniser, see the log")
         if new := self._new("pose_resets", pairing.pose_resets):
             report.found(WARN, f"poses began anew {new} times: another frame_id, or a jump back in time")
         if new := self._new("resets", s.resets):

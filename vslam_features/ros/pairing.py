@@ -5,6 +5,7 @@ Everything here runs in the executor's one thread, so there are no locks.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -15,11 +16,19 @@ import numpy as np
 from ..types import Pose
 from .poses import JUMP_NS, PoseSource
 
+logger = logging.getLogger(__name__)
+
 WAIT_S = 0.5
 """Longest wait of an image for its calibration or pose."""
 
 GAP_NS = 60_000_000_000
-"""A longer gap between stamps is called so: how many images are missing in it is anybody's guess."""
+"""A longer gap between stamps is called so: how many images are missing in it is anybody's guess.
+
+The next image must confirm it, or the stamp was wrong.
+"""
+
+SPACING_S = 0.05
+"""A confirming image follows the one that it confirms after this time, so that the front-end can take both."""
 
 MAX_PENDING = 32
 """Images that may wait; beyond, the oldest goes on with what is there."""
@@ -57,6 +66,7 @@ class PairingCounts:
     info_missing: int = 0
     info_inexact: int = 0
     pose_missing: int = 0
+    pose_rejected: int = 0
 
 
 @dataclass
@@ -64,6 +74,7 @@ class _Pending:
     stamp_ns: int
     image: object
     deadline: float
+    not_before: float
 
 
 class Pairing:
@@ -74,6 +85,10 @@ class Pairing:
     A source that missed once is not waited for until it delivers within
     ``wait_s`` of an image again, so a missing or late topic costs one short
     delay and never stops images.
+
+    An image of another time (a jump back, or a gap too long) is held until the
+    next one comes: if that goes on from it, both are passed on, in a new
+    session after a jump back; if not, its stamp was wrong and it is dropped.
 
     Args:
         emit: called with each :class:`Input`, in order.
@@ -98,11 +113,12 @@ class Pairing:
         self._wait_info = self._wait_pose = True
         self._gaps = _Gaps()
         self._last_ns: int | None = None
+        self._held: tuple[int, object] | None = None
 
     @property
     def pending(self) -> int:
-        """Images that wait for calibration or pose."""
-        return len(self._pending)
+        """Images that wait for calibration, pose or the one after them."""
+        return len(self._pending) + (self._held is not None)
 
     @property
     def pose_resets(self) -> int:
@@ -110,16 +126,31 @@ class Pairing:
         return 0 if self._poses is None else self._poses.resets
 
     def add_image(self, stamp_ns: int, message) -> None:
-        """An image came. One older than the last is dropped and counted, or begins a new session."""
+        """An image came. One a little older than the last is dropped and counted."""
         self.counts.received += 1
-        if self._last_ns is not None and stamp_ns <= self._last_ns:
-            if stamp_ns > self._last_ns - JUMP_NS:
-                self.counts.out_of_order += 1
+        last, held, self._held = self._last_ns, self._held, None
+        if held is not None:
+            jumped = held[0] < last
+            if stamp_ns > held[0] and (stamp_ns <= last or not jumped):
+                if jumped:
+                    self.counts.jumps += 1
+                    self.restart()
+                    if self._poses is not None:
+                        self._poses.restart()
+                self._accept(*held)
+                self._accept(stamp_ns, message, SPACING_S)
+                self.release()
                 return
-            self.counts.jumps += 1
-            self.restart()
-            if self._poses is not None:
-                self._poses.restart()
+            self.counts.out_of_order += 1  # nothing goes on from it: a wrong stamp
+        if last is not None and last - JUMP_NS < stamp_ns <= last:
+            self.counts.out_of_order += 1
+        elif last is not None and (stamp_ns <= last or self._gaps.too_long(stamp_ns)):
+            self._held = stamp_ns, message
+        else:
+            self._accept(stamp_ns, message)
+            self.release()
+
+    def _accept(self, stamp_ns: int, message, spacing_s: float = 0.0) -> None:
         self._last_ns = stamp_ns
         missing, gap_s = self._gaps.add(stamp_ns)
         self.counts.missing += missing
@@ -127,16 +158,21 @@ class Pairing:
             self.counts.gaps += 1
             self.counts.last_gap_s = gap_s
         if self._poses is not None:
-            self._poses.add_image(stamp_ns, message)
-        deadline = self._clock() + self._wait_s
-        self._arrivals.append((stamp_ns, deadline))
-        self._pending.append(_Pending(stamp_ns, message, deadline))
-        self.release()
+            try:
+                self._poses.add_image(stamp_ns, message)
+            except Exception:  # it costs the pose, not the image
+                self.counts.pose_rejected += 1
+                logger.exception("the image at %d ns gets no pose", stamp_ns)
+        now = self._clock()
+        self._arrivals.append((stamp_ns, now + self._wait_s))
+        self._pending.append(_Pending(stamp_ns, message, now + self._wait_s, now + spacing_s))
 
     def add_info(self, stamp_ns: int, message) -> None:
         """A camera_info came."""
         self._infos.pop(stamp_ns, None)
-        self._infos[stamp_ns] = self._latest_info = message
+        self._infos[stamp_ns] = message
+        if self._latest_info is None or _calibrated(message):
+            self._latest_info = message
         if len(self._infos) > 2 * MAX_PENDING:
             self._infos.popitem(last=False)
         self._wait_info |= stamp_ns in self._in_time()
@@ -158,7 +194,9 @@ class Pairing:
         return self.session
 
     def flush(self) -> None:
-        """Pass on what waits, as it is."""
+        """Pass on what waits, as it is; a held image is dropped."""
+        self.counts.out_of_order += self._held is not None
+        self._held = None
         self.counts.together += max(0, len(self._pending) - 1)
         while self._pending:
             self._pass_on(waited=False)
@@ -171,8 +209,10 @@ class Pairing:
         """Pass on the images that are complete or have waited long enough. Call it every few 10 ms, too."""
         passed = 0
         while self._pending:
-            waited = self._clock() >= self._pending[0].deadline
-            if not (waited or len(self._pending) > MAX_PENDING or self._complete(self._pending[0])):
+            first, now = self._pending[0], self._clock()
+            waited = now >= first.deadline
+            ready = now >= first.not_before and (waited or self._complete(first))
+            if not (ready or len(self._pending) > MAX_PENDING):
                 break
             self._pass_on(waited)
             passed += 1
@@ -204,12 +244,22 @@ class Pairing:
         self._emit(Input(self.session, p.stamp_ns, p.image, info, pose))
 
 
+def _calibrated(info) -> bool:
+    """Whether a camera_info says so; its K is 0 otherwise."""
+    k = getattr(info, "k", None)
+    return k is None or k[0] > 0
+
+
 class _Gaps:
     """Estimates images that never came from the stamps, by the median of the latest periods."""
 
     def __init__(self):
         self._last: int | None = None
         self._periods: deque[int] = deque(maxlen=31)
+
+    def too_long(self, stamp_ns: int) -> bool:
+        """Whether there is a gap before this one."""
+        return self._last is not None and stamp_ns - self._last > GAP_NS
 
     def add(self, stamp_ns: int) -> tuple[int, float]:
         """How many images are missing before this one; or the length of the gap in seconds, where it is too long."""
