@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,8 +37,10 @@ from visualization_msgs.msg import Marker, MarkerArray
 from vslam_features.config import Config
 from vslam_features.frontend import FrontEnd
 from vslam_features.ros import codecs
+from vslam_features.ros.markers import Markers
 from vslam_features.ros.messages import header, image_message, stamp_of
-from vslam_features.types import PairKind, Status
+from vslam_features.ros.outputs import Outputs
+from vslam_features.types import PairKind, Pose, Status
 
 PARAMETERS = {"keyframes.every": 1, "retrieval.exclude_s": 0.25, "features.max_keypoints": 400, "rectified": "yes"}
 
@@ -429,3 +432,72 @@ def test_lifecycle_and_parameters(domain, tmp_path):
         assert change(Transition.TRANSITION_INACTIVE_SHUTDOWN)
         assert process.stop() == 0
     assert "Traceback" not in process.output
+
+
+def marker_keyframe(i):
+    return SimpleNamespace(stamp_ns=i, pose=Pose(np.eye(3), np.array([i, 0.0, 0.0]), "odom"))
+
+
+def test_many_markers_hold_no_thread_up():
+    markers = Markers()
+    for i in range(20_000):
+        markers.add_keyframe(marker_keyframe(i))
+    held, lock = [], markers._lock
+
+    class Watch:
+        def __enter__(self):
+            lock.acquire()
+            self.start = time.perf_counter()
+
+        def __exit__(self, *_):
+            held.append(time.perf_counter() - self.start)
+            lock.release()
+
+    markers._lock = Watch()
+    message = markers.message()
+    assert len(held) == 1 and held[0] < 0.05  # a copy of each point took 0.3 s
+    markers.add_keyframe(marker_keyframe(20_000))
+    assert {m.ns: (len(m.points), m.scale.x) for m in message.markers} == {
+        "path": (20_000, 0.02),
+        "keyframes": (20_000, pytest.approx(0.06)),
+    }
+    assert len(markers.message().markers[0].points) == 20_001 and markers.message() is None
+    markers.clear()
+    assert [m.action for m in markers.message().markers] == [Marker.DELETEALL]
+
+
+class OldNode:
+    """As of Humble and Jazzy: no destroy_lifecycle_publisher."""
+
+    def __init__(self):
+        self._managed_entities, self.messages, self.subscribers = set(), [], 0
+
+    def create_lifecycle_publisher(self, kind, name, qos):
+        publisher = FakePublisher(publish=self.messages.append, get_subscription_count=lambda: self.subscribers)
+        self._managed_entities.add(publisher)
+        return publisher
+
+    def destroy_publisher(self, publisher):
+        pass
+
+
+class FakePublisher(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def test_markers_are_made_for_subscribers_only_and_publishers_leave_nothing():
+    node = OldNode()
+    outputs = Outputs(node)
+    for i in range(2):
+        outputs._markers.add_keyframe(marker_keyframe(i))
+    outputs.publish_markers()
+    assert not node.messages
+    node.subscribers = 1  # it comes late, and gets all
+    outputs.publish_markers(), outputs.publish_markers()
+    assert [len(m.markers[0].points) for m in node.messages] == [2]
+    node.subscribers = 0
+    outputs._markers.add_keyframe(marker_keyframe(2))
+    outputs.publish_markers(unheard=True)
+    assert len(node.messages[-1].markers[0].points) == 3
+    outputs.destroy()
+    assert not node._managed_entities

@@ -140,9 +140,6 @@ class FrontEndNode(LifecycleNode):
         self._statistics = Statistics()
         frontend = self._make_frontend(config)
 
-        def keyframe(kf_id):
-            return frontend.keyframes[kf_id]  # a reset exchanges the map
-
         poses = None
         if config.pose_type != "none":
             poses = InterpolatedPoses() if config.sync == "exact" else ApproximatePoses(config.sync_slop_s)
@@ -151,8 +148,9 @@ class FrontEndNode(LifecycleNode):
             frontend,
             FrameBuilder(config, image_topic(self, config), self._statistics),
             self._statistics,
-            on_tracked=lambda result: outputs.tracked(result, keyframe),
-            on_loops=lambda result: outputs.loops(result, keyframe),
+            # A reset exchanges the map; what is drawn later belongs to the one of now.
+            on_tracked=lambda result: outputs.tracked(result, frontend.keyframes.__getitem__),
+            on_loops=lambda result: outputs.loops(result, frontend.keyframes.__getitem__),
             on_reset=outputs.reset,
         )
         self._pairing = Pairing(self._pipeline.put, poses)
@@ -204,7 +202,7 @@ class FrontEndNode(LifecycleNode):
             self._pipeline.stop()
             self._outputs.stop()
         if was_active:
-            self._outputs.publish_markers()
+            self._outputs.publish_markers(unheard=True)  # the last for those who come while it is inactive
 
     def _cleanup(self) -> None:
         for timer in self._own_timers:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from geometry_msgs.msg import Point
-from std_msgs.msg import ColorRGBA
+from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker, MarkerArray
 
 from ..types import Keyframe, Loops, Status
@@ -19,6 +19,24 @@ _GREEN = ColorRGBA(r=0.1, g=0.9, b=0.2, a=1.0)
 _ORANGE = ColorRGBA(r=1.0, g=0.6, b=0.0, a=1.0)
 
 
+@dataclass
+class _Shape:
+    """A marker to be; its points are only appended to, and never change."""
+
+    kind: int
+    width: float
+    colour: ColorRGBA
+    header: Header | None = None
+    points: list[Point] = field(default_factory=list)
+
+    def marker(self, name: str) -> Marker:
+        marker = Marker(header=self.header, ns=name, type=self.kind, action=Marker.ADD, color=self.colour)
+        marker.pose.orientation.w = 1.0
+        marker.scale.x = marker.scale.y = marker.scale.z = self.width
+        marker.points = self.points
+        return marker
+
+
 class Markers:
     """Grows with the keyframes that have a pose; safe between threads.
 
@@ -28,7 +46,7 @@ class Markers:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._markers: dict[str, Marker] = {}
+        self._shapes: dict[str, _Shape] = {}
         self._changed = self._cleared = False
 
     def add_keyframe(self, keyframe: Keyframe) -> None:
@@ -49,14 +67,14 @@ class Markers:
                 continue
             name, colour = ("ambiguous", _ORANGE) if ambiguous else ("loops", _GREEN)
             with self._lock:
-                marker = self._get(result.keyframe, name, Marker.LINE_LIST, 0.03, colour)
-                marker.points += [_point(result.keyframe), _point(ref)]
+                shape = self._get(result.keyframe, name, Marker.LINE_LIST, 0.03, colour)
+                shape.points += [_point(result.keyframe), _point(ref)]
 
     def clear(self) -> None:
         """Remove all of them."""
         with self._lock:
-            self._cleared |= bool(self._markers)
-            self._markers, self._changed = {}, False
+            self._cleared |= bool(self._shapes)
+            self._shapes, self._changed = {}, False
 
     def message(self) -> MarkerArray | None:
         """All markers if anything changed since the last call, else None."""
@@ -65,19 +83,16 @@ class Markers:
                 return None
             out = [Marker(action=Marker.DELETEALL)] if self._cleared else []
             # RViz complains about a line of one point
-            out += [copy.deepcopy(m) for m in self._markers.values() if len(m.points) > 1]
+            shapes = {n: replace(s, points=s.points[:]) for n, s in self._shapes.items() if len(s.points) > 1}
             self._changed = self._cleared = False
-            return MarkerArray(markers=out)
+        # A long list takes its time, which the worker threads need not wait for.
+        return MarkerArray(markers=out + [shape.marker(name) for name, shape in shapes.items()])
 
-    def _get(self, keyframe: Keyframe, name: str, kind: int, width: float, colour: ColorRGBA) -> Marker:
-        if name not in self._markers:
-            marker = Marker(ns=name, id=0, type=kind, action=Marker.ADD, color=colour)
-            marker.pose.orientation.w = 1.0
-            marker.scale.x = marker.scale.y = marker.scale.z = width
-            self._markers[name] = marker
-        self._markers[name].header = header(keyframe.stamp_ns, keyframe.pose.frame_id)
+    def _get(self, keyframe: Keyframe, name: str, kind: int, width: float, colour: ColorRGBA) -> _Shape:
+        shape = self._shapes.setdefault(name, _Shape(kind, width, colour))
+        shape.header = header(keyframe.stamp_ns, keyframe.pose.frame_id)
         self._changed = True
-        return self._markers[name]
+        return shape
 
 
 def _point(keyframe: Keyframe) -> Point:

@@ -59,14 +59,16 @@ class Outputs:
     def destroy(self) -> None:
         """Remove the publishers."""
         self.stop()
-        # Humble and Jazzy have no method of their own for lifecycle publishers.
+        # Humble and Jazzy have no method of their own for lifecycle publishers,
+        # and would go on to activate those that are gone.
         destroy = getattr(self._node, "destroy_lifecycle_publisher", self._node.destroy_publisher)
         for publisher in self._publishers.values():
             destroy(publisher)
+            self._node._managed_entities.discard(publisher)
         self._publishers = {}
 
     def tracked(self, result: Tracked, keyframe: Callable[[int], Keyframe]) -> None:
-        """Publish a tracked frame, where it is a keyframe. ``keyframe``: the keyframe of an id."""
+        """Publish a tracked frame, where it is a keyframe. ``keyframe``: the keyframe of an id, in the map of now."""
         if result.keyframe is None:
             return
         self._publish("keyframes", result.keyframe, codecs.keyframe_table(result.keyframe))
@@ -88,9 +90,13 @@ class Outputs:
         """The keyframes were forgotten: so are their markers."""
         self._markers.clear()
 
-    def publish_markers(self) -> None:
-        """Publish the markers where they changed; once a second is enough for a message that grows."""
-        message = self._markers.message()
+    def publish_markers(self, unheard: bool = False) -> None:
+        """Publish the markers where they changed; once a second is enough for a message that grows.
+
+        Nothing is made while nobody subscribes, but with ``unheard``; who comes later gets all within a second.
+        """
+        heard = self._publishers["markers"].get_subscription_count() > 0
+        message = self._markers.message() if heard or unheard else None
         if message is not None:
             self._publishers["markers"].publish(message)
 
