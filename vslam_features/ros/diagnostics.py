@@ -211,6 +211,7 @@ class Diagnostics:
         report = Report("map", "growing" if len(self._frontend.keyframes) else "empty")
         report.add(
             keyframes=len(self._frontend.keyframes),
+            megabytes=self._frontend.keyframes.nbytes / 1e6,
             keyframes_total=s.keyframes,
             keyframe_rate_hz=s.keyframe_rate.value(),
             loop_candidates=s.candidates,
