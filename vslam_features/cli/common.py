@@ -98,3 +98,26 @@ def _names_in(path: Path) -> list[str]:
     """Names that the file sets to another value than the default: a copy of default.yaml chooses nothing."""
     default = Config().flat()
     return [name for name, value in read_parameters(path).items() if name not in default or value != default[name]]
+
+
+def count(text: str) -> int:
+    """Argument type: a whole number, 0 or more."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Argument type: a finite number, 0 or more."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
+    return value
+
+
+def positive(text: str) -> float:
+    """Argument type: a finite number above 0."""
+    if not_negative(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text}")
+    return float(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import PluginError
+from .common import count, positive
 from .isolation import ended_by_signals, environment, locked
 from .processes import ProcessError, Processes
 
@@ -32,8 +32,8 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="default: out/demo")
     parser.add_argument("--scene", default="corridor", metavar="NAME", help="corridor (default), room or twin_rooms")
-    parser.add_argument("--frames", type=_frames, default=0, metavar="N", help="only the first n frames (default: all)")
-    parser.add_argument("--rate-hz", type=_rate, default=RATE_HZ, metavar="HZ",
+    parser.add_argument("--frames", type=count, default=0, metavar="N", help="only the first n frames (default: all)")
+    parser.add_argument("--rate-hz", type=positive, default=RATE_HZ, metavar="HZ",
                         help=f"images a second (default {RATE_HZ:g}; two cores do all the work here)")  # fmt: skip
 
 
@@ -62,20 +62,6 @@ def _run(args) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"expected images a second, above 0, got {text}")
-    return value
-
-
-def _frames(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a count, or 0 for all, got {text}")
-    return value
 
 
 def _render(args, out: Path) -> tuple[Path, float]:

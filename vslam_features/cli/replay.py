@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from .common import add_camera_argument, add_config_arguments, load_config, read_camera
+from .common import add_camera_argument, add_config_arguments, count, load_config, not_negative, read_camera
 
 METRICS, REPORT = "metrics.json", "report.html"
 
@@ -31,9 +31,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: out/replay-<name>)")
     parser.add_argument("--json", action="store_true", help="print metrics.json on stdout instead of the table")
     parser.add_argument("--no-report", dest="report", action="store_false", help="write metrics.json only")
-    parser.add_argument("--rate", type=_not_negative, default=0.0, metavar="R",
+    parser.add_argument("--rate", type=not_negative, default=0.0, metavar="R",
                         help="replay at R times real time (default 0: as fast as possible)")  # fmt: skip
-    parser.add_argument("--max-frames", type=_count, default=0, metavar="N",
+    parser.add_argument("--max-frames", type=count, default=0, metavar="N",
                         help="stop after N images (default 0: all)")  # fmt: skip
     parser.add_argument("--loop-matrix", type=Path, metavar="PNG",
                         help="truth for recall: grey square picture, 255 at [i, j] where image j is a true revisit of "
@@ -195,20 +195,6 @@ def _exit_code(log) -> int:
         print(f"error: {total} in {', '.join(log.fault_counts)}; what they concern is lost", file=sys.stderr)
         return 3
     return 0
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number >= 0, got {text}")
-    return value
 
 
 def _n(value) -> str:
