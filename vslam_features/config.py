@@ -243,6 +243,10 @@ class Config:
         """A changed copy; double underscores stand for dots: ``with_values(keyframes__every=1)``."""
         return Config.from_flat({k.replace("__", "."): v for k, v in dotted.items()}, base=self)
 
+    def is_rectified(self, image_topic: str) -> bool:
+        """Whether the images of a topic are rectified, as ``rectified`` says."""
+        return self.rectified == "yes" or (self.rectified == "auto" and "_rect" in image_topic)
+
     # -- writing ---------------------------------------------------------------------------
 
     def to_dict(self) -> dict:

@@ -124,12 +124,13 @@ class Verifier:
         """True where GRIC prefers the homography, and too little lies off the plane to determine more."""
         if F is None:
             return True
-        off_plane = inliers & (homography_error(H, p0, p1) > (_HOMOGRAPHY_SLACK * threshold) ** 2)
+        error = homography_error(H, p0, p1)
+        off_plane = inliers & (error > (_HOMOGRAPHY_SLACK * threshold) ** 2)
         if off_plane.sum() >= max(self.config.min_inliers, _OFF_PLANE_SHARE * inliers.sum()):
             return False
         either = inliers | plane_inliers
         sigma2 = (threshold / 1.96) ** 2  # the threshold holds 95 % of a distance to a line
-        with_plane = gric(homography_error(H, p0[either], p1[either]), sigma2, dimension=2, parameters=8)
+        with_plane = gric(error[either], sigma2, dimension=2, parameters=8)
         parameters = 5 if calibrated else 7
         without = gric(sampson_error(F, p0[either], p1[either]), sigma2, dimension=3, parameters=parameters)
         return with_plane < without

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .config import KeyframesConfig
+from .two_view import rotation_angle_deg
 from .types import Features, Frame, Keyframe, Matches, Pose
 
 STILL = 0.2  # of the motion that makes a keyframe; less is one view
@@ -72,8 +73,7 @@ class KeyframePolicy:
         c = self.config
         if np.linalg.norm(frame.pose.t - last.pose.t) >= share * c.translation_m:
             return True
-        cosine = (np.trace(last.pose.R.T @ frame.pose.R) - 1) / 2
-        return bool(np.degrees(np.arccos(np.clip(cosine, -1, 1))) >= share * c.rotation_deg)
+        return rotation_angle_deg(last.pose.R.T @ frame.pose.R) >= share * c.rotation_deg
 
 
 def parallax(features: Features, reference: Features, matches: Matches) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from .config import LoopsConfig
 from .maps.memory import MemoryMap
+from .two_view import rotation_angle_deg
 from .types import Keyframe, Matches, Pose
 
 _SLACK_M, _SLACK_SHARE = 0.5, 0.2  # of the visual translation: its direction is known to some degrees only
@@ -50,9 +51,9 @@ class OdometryGate:
     def _contradiction(self, R: np.ndarray, t: np.ndarray, visual: Pose, allowed: float) -> str:
         if not self.camera_poses:
             # An unknown offset turns axes and directions, but not the angle of a rotation.
-            turned = abs(_angle_deg(visual.R) - _angle_deg(R))
+            turned = abs(rotation_angle_deg(visual.R) - rotation_angle_deg(R))
         else:
-            turned = _angle_deg(visual.R.T @ R)
+            turned = rotation_angle_deg(visual.R.T @ R)
             miss = float(np.linalg.norm(t - max(float(visual.t @ t), 0.0) * visual.t))
             if miss > allowed:
                 return f"odometry's translation is {miss:.1f} m off the visual direction, {allowed:.1f} m allowed"
@@ -62,7 +63,3 @@ class OdometryGate:
 
     def _drift(self, a: Keyframe, b: Keyframe) -> float:
         return self.config.pose_gate_drift * self.keyframes.travelled(a.id, b.id)
-
-
-def _angle_deg(R: np.ndarray) -> float:
-    return float(np.degrees(np.arccos(np.clip((np.trace(R) - 1) / 2, -1, 1))))

@@ -49,10 +49,14 @@ def gric(squared_error: np.ndarray, sigma2: float, dimension: int, parameters: i
 
 def pose_difference_deg(a: Pose, b: Pose) -> tuple[float, float]:
     """Angles in degrees between the rotations and between the translation directions of two poses."""
-    cosine = (np.trace(a.R.T @ b.R) - 1) / 2
     lengths = np.linalg.norm(a.t) * np.linalg.norm(b.t)
     direction = np.degrees(np.arccos(np.clip(a.t @ b.t / lengths, -1, 1))) if lengths > 0 else np.nan
-    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))), float(direction)
+    return rotation_angle_deg(a.R.T @ b.R), float(direction)
+
+
+def rotation_angle_deg(R: np.ndarray) -> float:
+    """Angle of a rotation (3, 3) about its axis, in degrees, 0 to 180."""
+    return float(np.degrees(np.arccos(np.clip((np.trace(R) - 1) / 2, -1, 1))))
 
 
 def bearings(points: np.ndarray, K: np.ndarray) -> np.ndarray:

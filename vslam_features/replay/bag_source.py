@@ -65,7 +65,7 @@ class BagSource(Source):
             self.recording.close()
             raise
         self.damage = self.recording.damage
-        self.rectified = config.rectified == "yes" or (config.rectified == "auto" and "_rect" in self.topics.image)
+        self.rectified = config.is_rectified(self.topics.image)
         for remark in self.topics.remarks:
             self.notes.add(remark)
         self._pose_of: str | None = None  # the frame whose pose it is, where the messages say so

@@ -27,7 +27,7 @@ class FrameBuilder:
     """
 
     def __init__(self, config: Config, image_topic: str, statistics: Statistics):
-        self.rectified = config.rectified == "yes" or (config.rectified == "auto" and "_rect" in image_topic)
+        self.rectified = config.is_rectified(image_topic)
         self._max_value = config.image_max_value or None
         self._statistics = statistics
         self._key: tuple | None = None

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..errors import PluginError
 from ..pose_track import PoseTrack
 from ..types import Pose
-from .messages import pose_of
+from .messages import pose_of, stamp_of
 
 JUMP_NS = 500_000_000
 """A stamp this much older than the one before is a jump back in time (a bag loops); less is bad order."""
@@ -164,7 +164,6 @@ class ApproximatePoses:
             raise
 
     def _matched(self, image, pose) -> None:
-        stamp = image.header.stamp
-        self._found[stamp.sec * 10**9 + stamp.nanosec] = pose
+        self._found[stamp_of(image)] = pose
         if len(self._found) > self._queue_size:
             self._found.popitem(last=False)
