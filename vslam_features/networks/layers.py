@@ -1,0 +1,94 @@
+"""What the networks share: layers over a dictionary of weights, as spox expressions, and the finished ONNX model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import spox.opset.ai.onnx.v18 as op
+from onnx import numpy_helper
+from spox import Var, build
+
+OPSET = 18
+_BN_EPS = 1e-5
+
+
+class Layers:
+    """Layers named as in a torch state dict.
+
+    Args:
+        weights: state dict, name -> array.
+        dtype: float32 or float16, the type that the layers compute in.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], dtype=np.float32):
+        self.weights = weights
+        self.dtype = np.dtype(dtype)
+
+    def const(self, value, dtype=None) -> Var:
+        """A constant of the computing type (or another)."""
+        return op.const(np.asarray(value, dtype or self.dtype))
+
+    def conv(self, x: Var, name: str, *, stride=1, padding=0, groups=1, norm: str | None = None, eps=_BN_EPS) -> Var:
+        """2-D convolution ``name.weight``/``name.bias``; ``norm`` names a batch normalisation folded into it."""
+        w = self.weights[name + ".weight"].astype(np.float64)
+        b = self.weights.get(name + ".bias")
+        b = np.zeros(len(w)) if b is None else b.astype(np.float64)
+        if norm is not None:
+            mean, var = (self.weights[f"{norm}.running_{s}"].astype(np.float64) for s in ("mean", "var"))
+            scale = 1.0 / np.sqrt(var + eps)
+            if norm + ".weight" in self.weights:  # else not affine
+                scale = scale * self.weights[norm + ".weight"]
+            w, b = w * scale[:, None, None, None], (b - mean) * scale
+            if norm + ".bias" in self.weights:
+                b = b + self.weights[norm + ".bias"]
+        pads = [padding] * 4 if isinstance(padding, int) else list(padding)  # top, left, bottom, right
+        return op.conv(x, self.const(w), self.const(b), pads=pads, strides=[stride, stride], group=groups)
+
+    def linear(self, x: Var, name: str, rows=slice(None)) -> Var:
+        """``x @ W^T + b`` over the last axis; ``rows`` takes a part of the outputs."""
+        y = op.matmul(x, self.const(self.weights[name + ".weight"][rows].T))
+        bias = self.weights.get(name + ".bias")
+        return y if bias is None else op.add(y, self.const(bias[rows]))
+
+    def layer_norm(self, x: Var, name: str, eps=1e-5) -> Var:
+        """Layer normalisation over the last axis."""
+        scale, bias = (self.const(self.weights[f"{name}.{s}"]) for s in ("weight", "bias"))
+        return op.layer_normalization(x, scale, bias, epsilon=eps).Y
+
+    def cast(self, x: Var) -> Var:
+        """To the computing type."""
+        return op.cast(x, to=self.dtype)
+
+
+def finish(name: str, inputs: dict[str, Var], outputs: dict[str, Var]) -> onnx.ModelProto:
+    """The ONNX model: constants as initialisers, checked in full, types and shapes inferred strictly.
+
+    Raises onnx.checker.ValidationError or onnx.shape_inference.InferenceError
+    where the graph breaks the standard, which a stricter runtime would refuse.
+    """
+    model = build(inputs, outputs)
+    graph, nodes = model.graph, []
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+        else:
+            nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.name = name
+    model.producer_name = "vslam_features"
+    # Declared in full, so that every runtime sees one operator set.
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            opset.version = max(opset.version, OPSET)
+    model.ir_version = 8  # of opset 18: libraries of 2023 read it
+    onnx.checker.check_model(model, full_check=True)
+    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+
+
+def initialisers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Constant tensors of the graph by name."""
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
