@@ -1,1 +1,1 @@
-"""Networks as ONNX graphs, written from the published architectures; needs the extra ``models``. Nothing at run time imports it."""
+"""Networks as ONNX graphs, written from the published architectures (extra ``models``); nothing at run time imports them."""
