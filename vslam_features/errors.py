@@ -36,3 +36,35 @@ class IdentityError(VslamFeaturesError):
 
 class DataError(VslamFeaturesError):
     """An array at a boundary has the wrong shape, type or a non-finite value."""
+
+
+class ModelError(VslamFeaturesError):
+    """Root of what can be wrong with a learned model."""
+
+
+class ModelMissingError(ModelError):
+    """A model's file is not on this machine; the message names the command that brings it."""
+
+
+class ModelFileError(ModelError):
+    """A file is not the model it should be: damaged, of another kind, without or with a wrong card."""
+
+
+class RuntimeMissingError(ModelError):
+    """A runtime's library is not installed, or has not the device that was asked for."""
+
+
+class ParityError(ModelError):
+    """A model does not compute what its reference computes and may not run."""
+
+
+class BackendError(ModelError):
+    """A runtime failed while it ran a model."""
+
+
+class NonFiniteError(BackendError):
+    """A model returned NaN or infinity. ``outputs``: name -> array, all that it returned."""
+
+    def __init__(self, message: str, outputs: dict):
+        super().__init__(message)
+        self.outputs = outputs

@@ -1,6 +1,7 @@
 """Plug-ins by role and name, built in or from entry points.
 
-Roles: ``features``, ``matcher``, ``global`` (global descriptors), ``index``.
+Roles: ``features``, ``matcher``, ``global`` (global descriptors), ``index``,
+``runtime``.
 A package adds its own with an entry point in the group
 ``vslam_features.<role>`` whose value is the class. Each class has a nested
 dataclass ``Options`` (its parameters, see ``options.option``).
@@ -23,6 +24,11 @@ _BUILTIN = {
     "matcher": {"nearest": "vslam_features.matching.nearest:Nearest"},
     "global": {"vlad": "vslam_features.retrieval.vlad:Vlad"},
     "index": {"flat": "vslam_features.retrieval.flat:Flat"},
+    "runtime": {
+        "onnxruntime": "vslam_features.runtimes.ort:OnnxRuntime",
+        "openvino": "vslam_features.runtimes.ov:OpenVino",
+        "fake": "vslam_features.runtimes.fake:Fake",
+    },
 }
 
 

@@ -1,1 +1,1 @@
-"""Networks as ONNX graphs, written from the published architectures (extra ``models``); nothing at run time imports them."""
+"""Networks as ONNX graphs, written from the published architectures; nothing at run time imports them."""
