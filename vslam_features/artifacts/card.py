@@ -1,0 +1,148 @@
+"""Model cards: what a model file is, written once, inside the file or beside it.
+
+An ONNX file carries its card as JSON under the metadata key ``vslam_features``;
+a file that others made gets a sidecar ``<file>.card.yaml`` with the same
+fields. ``docs/models.md`` is the reference of the fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from ..errors import ModelFileError
+from ..types import ModelIdentity
+from .onnx_header import read_metadata
+from .preprocessing import Preprocessing
+
+METADATA_KEY = "vslam_features"
+SCHEMA = 1
+ROLES = ("features", "matcher", "global")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model file is.
+
+    Args:
+        role: ``features``, ``matcher`` or ``global``.
+        name: of the model, e.g. ``xfeat``.
+        licence: SPDX identifier of the weights.
+        source_sha256: of the weights that it was made from; what identity rests on. Empty for files of unknown
+            making: then the file's own sha256 stands in.
+        precision: that the model computes in.
+        version: of the released weights.
+        features_model: name of the features that a matcher takes.
+        preprocessing: how an image becomes the model's input.
+        inputs, outputs: our tensor name -> the file's, where they differ.
+        layers: of a matcher; ``early_stop_layers``: those after which it may stop.
+        tools: what wrote the file, name -> version.
+    """
+
+    role: str
+    name: str
+    licence: str
+    source_sha256: str = ""
+    precision: str = "fp32"
+    version: str = ""
+    features_model: str = ""
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    layers: int = 0
+    early_stop_layers: tuple[int, ...] = ()
+    tools: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict:
+        """Plain JSON values."""
+        return dataclasses.asdict(self) | {"early_stop_layers": list(self.early_stop_layers)}
+
+    def to_json(self) -> str:
+        """The text that goes into ONNX metadata."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> ModelCard:
+        """Raises ModelFileError that names ``where`` and every problem."""
+        if not isinstance(values, dict):
+            raise ModelFileError(f"{where}: a model card is a mapping, got {type(values).__name__}")
+        schema = values.get("schema", SCHEMA)
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ModelFileError(
+                f"{where}: the card has schema {schema!r}, this version reads up to {SCHEMA}: update vslam_features"
+            )
+        hints, known = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
+        problems = [f"unknown field '{n}'" for n in sorted(set(values) - set(known), key=str)]
+        missing = [n for n, f in known.items() if n not in values and _required(f)]
+        problems += [f"field '{n}' is missing" for n in missing]
+        given = {n: v for n, v in values.items() if n in known}
+        if "preprocessing" in given and isinstance(given["preprocessing"], dict):
+            given["preprocessing"] = Preprocessing.from_dict(given["preprocessing"], problems)
+        if isinstance(given.get("early_stop_layers"), list):
+            given["early_stop_layers"] = tuple(given["early_stop_layers"])
+        for name, value in given.items():
+            kind = typing.get_origin(hints[name]) or hints[name]
+            members = value.items() if isinstance(value, dict) else ()
+            texts = all(isinstance(k, str) and isinstance(v, str) for k, v in members)
+            if not isinstance(value, kind) or isinstance(value, bool) or not texts:
+                problems.append(f"{name}: expected {hints[name]}, got {value!r}")
+        for name, choices in (("role", ROLES), ("precision", PRECISIONS)):
+            if isinstance(given.get(name), str) and given[name] not in choices:
+                problems.append(f"{name}: '{given[name]}' is not one of {', '.join(choices)}")
+        if any(not isinstance(n, int) or isinstance(n, bool) for n in given.get("early_stop_layers") or ()):
+            problems.append(f"early_stop_layers: expected numbers, got {given['early_stop_layers']}")
+        if problems:
+            raise ModelFileError(f"{where}: not a valid model card: {'; '.join(problems)}; see docs/models.md")
+        return cls(**given)
+
+
+def read_card(path: Path) -> ModelCard:
+    """The card of a model file; a sidecar, which a user wrote, comes before what is inside.
+
+    Raises ModelFileError where the file is no model, or has no card, or a wrong one.
+    """
+    path = Path(path)
+    sidecar = sidecar_path(path)
+    if sidecar.is_file():
+        try:
+            values = yaml.safe_load(sidecar.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            raise ModelFileError(f"{sidecar}: cannot be read as YAML: {error}") from error
+        return ModelCard.from_dict(values, str(sidecar))
+    text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
+    if text is None:
+        raise ModelFileError(
+            f"{path}: has no model card, so its inputs and outputs are unknown: write {sidecar.name} beside it "
+            "(docs/models.md lists the fields)"
+        )
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ModelFileError(f"{path}: the model card inside is not JSON: {error}") from error
+    return ModelCard.from_dict(values, str(path))
+
+
+def sidecar_path(path: Path) -> Path:
+    """Where the card of a file without one is looked for."""
+    return path.with_name(path.name + ".card.yaml")
+
+
+def identity(card: ModelCard, content_sha256: str, *, linked: bool) -> ModelIdentity:
+    """What makes features of this file comparable with others.
+
+    ``linked``: a passing parity record ties this file to its source weights.
+    Without one the file stands for itself alone.
+    """
+    sha256 = card.source_sha256 if linked and card.source_sha256 else content_sha256
+    return ModelIdentity(card.role, card.name, sha256, card.preprocessing.id)
+
+
+def _required(f: dataclasses.Field) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
