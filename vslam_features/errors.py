@@ -68,3 +68,19 @@ class NonFiniteError(BackendError):
     def __init__(self, message: str, outputs: dict):
         super().__init__(message)
         self.outputs = outputs
+
+
+class WeightsError(VslamFeaturesError):
+    """A file of network weights cannot be read, is damaged, or asks for more than tensors."""
+
+
+class ModelFileError(VslamFeaturesError):
+    """A file is not the model it should be: an LFS pointer, a web page, cut short, or of another content."""
+
+
+class FetchError(VslamFeaturesError):
+    """A model's file could be had from none of its sources."""
+
+
+class CacheError(VslamFeaturesError):
+    """The folder of fetched and built models cannot be used."""
