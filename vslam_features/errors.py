@@ -47,7 +47,7 @@ class ModelMissingError(ModelError):
 
 
 class ModelFileError(ModelError):
-    """A file is not the model it should be: damaged, of another kind, without or with a wrong card."""
+    """A file is not the model it should be: an LFS pointer, a web page, cut short, of another content, without a card."""
 
 
 class RuntimeMissingError(ModelError):
@@ -70,17 +70,13 @@ class NonFiniteError(BackendError):
         self.outputs = outputs
 
 
-class WeightsError(VslamFeaturesError):
+class WeightsError(ModelError):
     """A file of network weights cannot be read, is damaged, or asks for more than tensors."""
 
 
-class ModelFileError(VslamFeaturesError):
-    """A file is not the model it should be: an LFS pointer, a web page, cut short, or of another content."""
-
-
-class FetchError(VslamFeaturesError):
+class FetchError(ModelError):
     """A model's file could be had from none of its sources."""
 
 
-class CacheError(VslamFeaturesError):
+class CacheError(ModelError):
     """The folder of fetched and built models cannot be used."""
