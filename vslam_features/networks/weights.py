@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 import zlib
@@ -39,12 +40,13 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise WeightsError(f"{path} has {size} bytes; weights of over {MAX_FILE_BYTES >> 30} GiB are not read")
+            data = file.read(size)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        if len(data) > MAX_FILE_BYTES:
-            raise WeightsError(f"larger than {MAX_FILE_BYTES >> 30} GiB")
         read = _read_zip if data[:4] == b"PK\x03\x04" else _read_legacy
         tree, storages = read(data)
         return _resolve(_state_dict(tree), storages, MAX_EXPANSION * len(data))
@@ -105,7 +107,7 @@ def _read_legacy(data: bytes) -> tuple[Any, Storages]:
     """Magic number, protocol, machine, tree and keys as five pickles, then each storage as int64 count and numbers."""
     if data[257:262] == b"ustar":
         raise WeightsError("a tar checkpoint from PyTorch before 0.1.10; load it with PyTorch and save it again")
-    if data[:2] != b"\x80\x02":
+    if data[:1] != b"\x80":
         raise WeightsError(f"no PyTorch checkpoint; it begins with {data[:16]!r}")
     at, heads = 0, []
     for _ in range(5):
