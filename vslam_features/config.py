@@ -138,6 +138,58 @@ class LoopsConfig:
 
 
 @dataclass(frozen=True)
+class RuntimeConfig:
+    """What runs the learned models."""
+
+    name: str = plugin_name("runtime", "onnxruntime", "Runtime plug-in; fake injects faults for tests.")
+    device: str = option(
+        "cpu",
+        "Where: cpu; with onnxruntime also cuda, tensorrt, coreml, openvino; with openvino also gpu, npu, auto. "
+        "A number picks one of several: cuda:1.",
+    )
+    precision: str = option(
+        "fp32", "Variant of the models that is loaded, as built by models build.", choices=("fp32", "fp16")
+    )
+    strict: bool = option(
+        True, "Refuse to start where the device is not to be had; false: run on the CPU instead, and say so."
+    )
+    threads: int = option(0, "Threads of a model; 0: all cores.", low=0, high=1024)
+    fallback: str = option(
+        "reference",
+        "What repeats a run that failed: reference is the fp32 model on ONNX Runtime's CPU without graph optimisation.",
+        choices=("reference", "none"),
+    )
+    options: dict = plugin_options("runtime")
+
+
+@dataclass(frozen=True)
+class ModelsConfig:
+    """Which model files may run, and what is watched while they do."""
+
+    if_missing: str = option(
+        "classical",
+        "Where the file of a model is not on this machine: go on with sift, nearest and vlad, with a warning, or stop.",
+        choices=("classical", "error"),
+    )
+    allow_unverified: bool = option(
+        False, "Run models that failed the comparison with their reference. Their results are worth what they are."
+    )
+    gate_s: float = option(
+        120.0, "Most seconds that the comparison of a model with its reference takes at start.", low=1.0, high=1e5
+    )
+    zero_matches: int = option(
+        1,
+        "After so many keyframes in a row without any match to the one before, though both images look alike, the "
+        "fallback is asked; 0: never.",
+        low=0,
+        high=1000,
+    )
+    alike: float = option(0.8, "Two images look alike from this correlation of their thumbnails on.", low=0.0, high=1.0)
+    incidents: int = option(20, "Inputs of failed runs kept as files; 0: none.", low=0, high=10_000)
+    incidents_mb: float = option(100.0, "Most megabytes that they take.", low=0.0, high=1e6)
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything one can set. Groups are dotted in ROS (``matcher.name``)."""
 
@@ -147,6 +199,8 @@ class Config:
     keyframes: KeyframesConfig = field(default_factory=KeyframesConfig)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     loops: LoopsConfig = field(default_factory=LoopsConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
     threads: int = option(0, "OpenCV threads; 0: all cores.", low=0, high=1024)
     # Inputs: how images, calibration and poses come in (node and bag replay).
     image_transport: str = option("raw", "Subscribe to image or image/compressed.", choices=("raw", "compressed"))
@@ -229,6 +283,7 @@ class Config:
                 same_plugin = value.get("name", old.name) == old.name
                 value = {**value, "options": {**(old.options if same_plugin else {}), **value.get("options", {})}}
             changes[name] = dataclasses.replace(old, **value)
+        _follow_features(base, changes)
         if unknown:
             unknown.append("config/default.yaml lists all names")
         try:
@@ -260,6 +315,23 @@ class Config:
     def to_yaml(self) -> str:
         """YAML text that ``load`` reads back to an equal Config."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _follow_features(base: Config, changes: dict) -> None:
+    """A matcher that nobody chose is the one that suits the features: learned matchers take those they learned."""
+    features = changes.get("features")
+    if features is None or "matcher" in changes or not {features.name, base.features.name} <= set(_names()):
+        return
+    if features.name != base.features.name and base.matcher.name == _matcher_of(base.features.name):
+        changes["matcher"] = MatcherConfig(name=_matcher_of(features.name))
+
+
+def _names() -> list[str]:
+    return registry.names("features")
+
+
+def _matcher_of(features: str) -> str:
+    return registry.get("features", features).default_matcher
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ModelMissingError(ModelError):
 
 
 class ModelFileError(ModelError):
-    """A file is not the model it should be: an LFS pointer, a web page, cut short, of another content, without a card."""
+    """A file is not the model it should be: an LFS pointer, a web page, cut short, changed, without a card."""
 
 
 class RuntimeMissingError(ModelError):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 
 from . import registry
+from .classical import available
 from .config import Config
+from .empty_guard import EmptyGuard
 from .errors import DataError
 from .features.base import store_descriptors
 from .geometry import Verifier
@@ -17,10 +21,12 @@ from .keyframes import KeyframePolicy
 from .loops import LoopJudge
 from .maps.memory import MemoryMap
 from .matching.verified import VerifiedMatcher
+from .models import Models
 from .odometry_gate import OdometryGate
 from .stages import Stages
 from .types import Candidate, Features, Frame, Keyframe, Loops, Matches, PairKind, PairResult, Status, Tracked
 
+logger = logging.getLogger(__name__)
 _GATED_FACTOR = 4
 
 
@@ -32,21 +38,28 @@ class FrontEnd:
     results. A fault in a stage costs that stage's result for that frame, is
     reported in ``faults`` and logged, and never ends the process.
 
+    Args:
+        config: where files of learned models are missing, ``config`` and ``warning`` say what runs instead.
+        progress: called with lines of text while models are verified on their first use.
     Raises:
-        PluginError: at construction, where a plug-in or its library is missing.
+        PluginError: a plug-in or its library is missing, or the matcher does not take the features.
+        ModelError: a learned model cannot run here, or failed its verification.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, progress: Callable[[str], None] | None = None):
+        config, self.warning = available(config)
         self.config = config
+        if self.warning:
+            logger.warning("%s", self.warning)
         cv2.setNumThreads(config.threads or -1)  # -1: OpenCV's default, all cores; 0 would mean one
-        f, r = config.features, config.retrieval
-        self.features = _plugin("features", f.name, f.options, max_keypoints=f.max_keypoints, long_side=f.long_side)
-        self.matcher = VerifiedMatcher(
-            _plugin("matcher", config.matcher.name, config.matcher.options), Verifier(config.geometry)
-        )
+        f, m, r = config.features, config.matcher, config.retrieval
+        self.models = Models(config, progress)
+        self.features = self._plugin("features", f, max_keypoints=f.max_keypoints, long_side=f.long_side)
+        self.matcher = VerifiedMatcher(self._plugin("matcher", m), Verifier(config.geometry))
+        self.matcher.matcher.require(self.features.identity)
         self.global_descriptor = None
         if config.loops.enabled:
-            self.global_descriptor = _plugin("global", r.name, r.options, features_model=self.features.identity)
+            self.global_descriptor = self._plugin("global", r, features_model=self.features.identity)
         self.policy = KeyframePolicy(config.keyframes)
         self.reset()
 
@@ -56,6 +69,7 @@ class FrontEnd:
         self.index = registry.get("index", self.config.retrieval.index)()
         odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
         self.loops = LoopJudge(self.config.loops, self.keyframes, odometry)
+        self.empty_guard = EmptyGuard(self.config.models)
         self.policy.reset()
 
     def process(self, frame: Frame) -> tuple[Tracked, Loops | None]:
@@ -107,6 +121,11 @@ class FrontEnd:
         pairs = [_failed(pair, stages.faults["judge"]) for pair in pairs] if judged is None else judged
         return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
 
+    def _plugin(self, role: str, group, **arguments):
+        """Construct the plug-in that a group of the configuration names."""
+        cls = registry.get(role, group.name)
+        return cls(options=cls.Options(**group.options), models=self.models, **arguments)
+
     def _still(self, tracked: Tracked) -> bool:
         """True where the keyframe shows the same view as the one before."""
         if not tracked.pairs:
@@ -121,12 +140,20 @@ class FrontEnd:
     def _match(self, features: Features, frame: Frame | Keyframe, ref: Keyframe) -> Matches:
         return self.matcher.match(features, ref.features, frame.camera, ref.camera)
 
+    def _match_again(self, keyframe: Keyframe, ref: Keyframe, doubt: str) -> Matches | None:
+        cameras = keyframe.camera, ref.camera
+        return self.matcher.match_again(keyframe.features, ref.features, *cameras, doubt=doubt)
+
     def _pair(self, stages: Stages, kind: PairKind, keyframe: Keyframe, ref: Keyframe, matches=None) -> PairResult:
         stage = "match" if kind is PairKind.TRACK else "verify"
         if matches is None:
             matches = stages.run(stage, self._match, keyframe.features, keyframe, ref)
         if matches is None:
             matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults[stage])
+        elif kind is PairKind.TRACK and (doubt := self.empty_guard.doubt(keyframe, ref, matches)):
+            second = stages.run(stage, self._match_again, keyframe, ref, doubt)
+            self.empty_guard.answered(agreed=second is None)
+            matches = matches if second is None else second
         return PairResult(kind, keyframe.id, ref.id, ref.stamp_ns, matches)
 
     def _retrieve(self, keyframe: Keyframe) -> list[Candidate]:
@@ -151,9 +178,3 @@ class FrontEnd:
 def _failed(pair: PairResult, text: str) -> PairResult:
     """A pair whose result was lost to a fault."""
     return dataclasses.replace(pair, matches=Matches.empty(Status.BACKEND_ERROR, detail=text))
-
-
-def _plugin(role: str, name: str, options: dict, **arguments):
-    """Construct a plug-in with its typed options."""
-    cls = registry.get(role, name)
-    return cls(options=cls.Options(**options), **arguments)

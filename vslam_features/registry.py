@@ -20,9 +20,18 @@ _BUILTIN = {
     "features": {
         "sift": "vslam_features.features.sift:Sift",
         "orb": "vslam_features.features.orb:Orb",
+        "xfeat": "vslam_features.features.learned:XFeat",
+        "aliked": "vslam_features.features.learned:Aliked",
     },
-    "matcher": {"nearest": "vslam_features.matching.nearest:Nearest"},
-    "global": {"vlad": "vslam_features.retrieval.vlad:Vlad"},
+    "matcher": {
+        "nearest": "vslam_features.matching.nearest:Nearest",
+        "lighterglue": "vslam_features.matching.learned:LighterGlue",
+        "lightglue": "vslam_features.matching.learned:LightGlue",
+    },
+    "global": {
+        "vlad": "vslam_features.retrieval.vlad:Vlad",
+        "effnet_cov": "vslam_features.retrieval.learned:EffNetCov",
+    },
     "index": {"flat": "vslam_features.retrieval.flat:Flat"},
     "runtime": {
         "onnxruntime": "vslam_features.runtimes.ort:OnnxRuntime",

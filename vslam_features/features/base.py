@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..images import resize_long_side, to_grey
+from ..models import Models
 from ..types import Features, Frame, ModelIdentity
 
 
@@ -20,18 +21,25 @@ class FeatureExtractor(ABC):
         long_side: images are shrunk to this long side in pixels before the
             search (0: native size); keypoints come back in input pixels.
         options: an instance of the plug-in's nested ``Options``.
+        models: opens learned models; classical plug-ins need none.
+
+    Attributes:
+        runtime: what computes it, for people.
+        default_matcher: the matcher plug-in that suits these features.
     """
 
     runtime = "opencv"
+    default_matcher = "nearest"
 
     @dataclass(frozen=True)
     class Options:
         """Parameters of the plug-in."""
 
-    def __init__(self, max_keypoints: int, long_side: int, options):
+    def __init__(self, max_keypoints: int, long_side: int, options, models: Models | None = None):
         self.max_keypoints = max_keypoints
         self.long_side = long_side
         self.options = options
+        self.models = models
 
     @property
     @abstractmethod

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError, IdentityError
-from ..types import Features, Status
+from ..models import Models
+from ..types import Features, ModelIdentity, Status
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Correspondences:
         covisibility: in [0, 1], None where the matcher has none.
         stopped_after_layer: of an early-stopped matcher, else 0.
         status: None to go on to geometry, else why the matcher gave up.
+        runtime: what computed it, where it is not the matcher's own ``runtime``.
+        recovered: the fault after which the fallback computed it, else empty.
     """
 
     pairs: np.ndarray
@@ -28,6 +31,8 @@ class Correspondences:
     covisibility: float | None = None
     stopped_after_layer: int = 0
     status: Status | None = None
+    runtime: str = ""
+    recovered: str = ""
 
 
 class Matcher(ABC):
@@ -39,12 +44,22 @@ class Matcher(ABC):
     class Options:
         """Parameters of the plug-in."""
 
-    def __init__(self, options):
+    def __init__(self, options, models: Models | None = None):
+        """``models`` opens learned models; classical plug-ins need none."""
         self.options = options
+        self.models = models
+
+    def require(self, features_model: ModelIdentity) -> None:
+        """Raises PluginError where this matcher cannot match these features. The default takes all."""
+        return None
 
     @abstractmethod
     def match(self, features0: Features, features1: Features) -> Correspondences:
         """Correspondences, best score first. Both feature sets have keypoints."""
+
+    def match_again(self, features0: Features, features1: Features, doubt: str) -> Correspondences | None:
+        """The same by other means, where ``match`` found nothing and that is in doubt; None where there are none."""
+        return None
 
 
 def require_same_model(features0: Features, features1: Features) -> None:

@@ -7,10 +7,10 @@ import time
 import numpy as np
 
 from ..camera import Camera
-from ..errors import DataError
+from ..errors import DataError, NonFiniteError
 from ..geometry import Verifier
 from ..types import Features, Matches, Status
-from .base import Matcher, require_same_model
+from .base import Correspondences, Matcher, require_same_model
 
 
 class VerifiedMatcher:
@@ -29,14 +29,31 @@ class VerifiedMatcher:
         """
         start = time.perf_counter()
         require_same_model(features0, features1)
-        runtime = self.matcher.runtime
-
-        def elapsed() -> float:
-            return (time.perf_counter() - start) * 1e3
-
         if not len(features0) or not len(features1):
-            return Matches.empty(Status.NO_KEYPOINTS, elapsed_ms=elapsed(), runtime=runtime)
-        found = self.matcher.match(features0, features1)
+            return Matches.empty(Status.NO_KEYPOINTS, elapsed_ms=_since(start), runtime=self.matcher.runtime)
+        try:
+            found = self.matcher.match(features0, features1)
+        except NonFiniteError as error:  # no fallback made it good
+            return Matches.empty(
+                Status.NON_FINITE, detail=str(error), elapsed_ms=_since(start), runtime=self.matcher.runtime
+            )
+        return self._verified(found, features0, features1, camera0, camera1, start)
+
+    def match_again(
+        self,
+        features0: Features,
+        features1: Features,
+        camera0: Camera | None = None,
+        camera1: Camera | None = None,
+        *,
+        doubt: str,
+    ) -> Matches | None:
+        """A second opinion on an empty result: that of the fallback, where it is another; else None."""
+        start = time.perf_counter()
+        found = self.matcher.match_again(features0, features1, doubt)
+        return None if found is None else self._verified(found, features0, features1, camera0, camera1, start)
+
+    def _verified(self, found: Correspondences, features0, features1, camera0, camera1, start: float) -> Matches:
         if len(found.pairs) and not ((found.pairs >= 0) & (found.pairs < (len(features0), len(features1)))).all():
             raise DataError(
                 f"matcher {type(self.matcher).__name__} returned pairs outside of {len(features0)} and "
@@ -45,23 +62,29 @@ class VerifiedMatcher:
         extra = {
             "covisibility": found.covisibility,
             "stopped_after_layer": found.stopped_after_layer,
-            "runtime": runtime,
+            "runtime": found.runtime or self.matcher.runtime,
+            "detail": f"computed by the fallback after: {found.recovered}" if found.recovered else "",
         }
         nothing = np.zeros(len(found.pairs), bool)
         if found.status is not None:
-            return Matches(found.pairs, found.scores, nothing, found.status, elapsed_ms=elapsed(), **extra)
+            return Matches(found.pairs, found.scores, nothing, found.status, elapsed_ms=_since(start), **extra)
         scale = float(np.sqrt(features0.pixel_scale * features1.pixel_scale))
         v = self.verifier.verify(
             features0.keypoints[found.pairs[:, 0]], features1.keypoints[found.pairs[:, 1]], camera0, camera1, scale
         )
+        status = Status.FAULT_RECOVERED if found.recovered and v.status is Status.OK else v.status
         return Matches(
             found.pairs,
             found.scores,
             v.inliers,
-            v.status,
+            status,
             pose=v.pose,
             hypotheses=v.hypotheses,
             model=v.model,
-            elapsed_ms=elapsed(),
+            elapsed_ms=_since(start),
             **extra,
         )
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1e3

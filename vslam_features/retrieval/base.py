@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError
+from ..models import Models
 from ..types import Features, Frame, ModelIdentity
 
 
@@ -20,10 +21,11 @@ class GlobalDescriptor(ABC):
     class Options:
         """Parameters of the plug-in."""
 
-    def __init__(self, options, features_model: ModelIdentity):
+    def __init__(self, options, features_model: ModelIdentity, models: Models | None = None):
         """``features_model``: identity of the local features that ``describe`` will be given."""
         self.options = options
         self.features_model = features_model
+        self.models = models
 
     @property
     @abstractmethod

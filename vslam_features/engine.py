@@ -1,0 +1,214 @@
+"""A learned model at work: guarded, counted, with a fallback behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from .artifacts.card import ModelCard
+from .artifacts.incidents import Incidents
+from .errors import BackendError, NonFiniteError, VslamFeaturesError
+from .runtimes.base import Session
+from .types import ModelIdentity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Outputs by our tensor names. ``recovered``: the fault after which the fallback computed them, else empty."""
+
+    outputs: dict[str, np.ndarray]
+    runtime: str
+    recovered: str = ""
+
+
+@dataclass
+class Counts:
+    """What happened to the runs of a model.
+
+    ``non_finite``, ``errors`` and ``empty`` (no match between images that look alike) are faults; ``recovered`` of them
+    were made good by the fallback, ``lost`` were not. ``empty_agreed``: the fallback found no match either.
+    """
+
+    runs: int = 0
+    non_finite: int = 0
+    errors: int = 0
+    empty: int = 0
+    empty_agreed: int = 0
+    recovered: int = 0
+    lost: int = 0
+    incidents: int = 0
+
+    @property
+    def faults(self) -> int:
+        """All faults."""
+        return self.non_finite + self.errors + self.empty
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a model does, for diagnostics, metrics and reports."""
+
+    role: str
+    name: str
+    file: str
+    sha256: str
+    precision: str
+    runtime: str
+    device: str
+    note: str
+    verified: str
+    fallback: str
+    counts: Counts
+    last_fault: str
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model file with what is known of it. ``verified``: what its parity record says, in words."""
+
+    path: Path
+    card: ModelCard
+    sha256: str
+    identity: ModelIdentity
+    verified: str
+
+
+@dataclass
+class Engine:
+    """Runs a model; a run that fails is repeated on the fallback, counted, and kept as an incident.
+
+    Safe to call from several threads: runs wait for one another.
+
+    Args:
+        load_fallback: loads the session that repeats failed runs, at the first fault; None: there is none.
+    """
+
+    model: OpenedModel
+    session: Session
+    load_fallback: Callable[[], Session] | None
+    incidents: Incidents
+    counts: Counts = field(default_factory=Counts)
+    last_fault: str = ""
+
+    def __post_init__(self):
+        self._lock = threading.Lock()
+        self._fallback: Session | None = None
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What makes its results comparable."""
+        return self.model.identity
+
+    @property
+    def runtime(self) -> str:
+        """What it runs on, in words."""
+        return f"{self.session.active} {self.model.card.precision}"
+
+    def run(self, inputs: dict[str, np.ndarray]) -> Answer:
+        """Outputs for inputs by our tensor names.
+
+        Raises:
+            DataError: wrong inputs.
+            NonFiniteError, BackendError: the model failed and no fallback made it good.
+        """
+        with self._lock:
+            self.counts.runs += 1
+            try:
+                return Answer(self._run(self.session, inputs), self.runtime)
+            except BackendError as error:
+                if isinstance(error, NonFiniteError):
+                    self.counts.non_finite += 1
+                else:
+                    self.counts.errors += 1
+                self._note(str(error), inputs, getattr(error, "outputs", None))
+                try:
+                    answer = self._repeat(inputs, str(error))
+                except VslamFeaturesError as second:
+                    self.counts.lost += 1
+                    logger.error("%s: the fallback failed too: %s", self.model.card.name, second)
+                    raise error from second
+                if answer is None:
+                    self.counts.lost += 1
+                    raise
+                self.counts.recovered += 1
+                return answer
+
+    def doubt(self, inputs: dict[str, np.ndarray], fault: str, empty: Callable[[dict], bool]) -> Answer | None:
+        """A second opinion of the fallback on an empty result that is in doubt.
+
+        Args:
+            fault: why it is in doubt.
+            empty: whether outputs are an empty result.
+        Returns:
+            The fallback's answer, where it is not empty: then the first was a fault, which is counted and kept. None
+            where both agree, or there is no fallback, or it failed.
+        """
+        with self._lock:
+            try:
+                answer = self._repeat(inputs, fault)
+            except VslamFeaturesError as error:
+                logger.error("%s: no second opinion, the fallback failed: %s", self.model.card.name, error)
+                return None
+            if answer is None:
+                return None
+            if empty(answer.outputs):
+                self.counts.empty_agreed += 1
+                return None
+            self.counts.empty += 1
+            self.counts.recovered += 1
+            self._note(fault, inputs, None)
+            return answer
+
+    def health(self) -> Health:
+        """A snapshot for people."""
+        m, active = self.model, self.session.active
+        fallback = "none" if self.load_fallback is None else "ready"
+        if self._fallback is not None:
+            fallback = str(self._fallback.active)
+        return Health(
+            role=m.card.role,
+            name=m.card.name,
+            file=m.path.name,
+            sha256=m.sha256,
+            precision=m.card.precision,
+            runtime=str(active),
+            device=active.device,
+            note=active.note,
+            verified=m.verified,
+            fallback=fallback,
+            counts=replace(self.counts),
+            last_fault=self.last_fault,
+        )
+
+    def _repeat(self, inputs, fault: str) -> Answer | None:
+        if self.load_fallback is None:
+            return None
+        if self._fallback is None:
+            self._fallback = self.load_fallback()
+        return Answer(self._run(self._fallback, inputs), f"fallback {self._fallback.active}", fault)
+
+    def _run(self, session: Session, inputs) -> dict[str, np.ndarray]:
+        card = self.model.card
+        outputs = session.run({card.inputs.get(name, name): value for name, value in inputs.items()})
+        ours = {theirs: name for name, theirs in card.outputs.items()}
+        return {ours.get(name, name): value for name, value in outputs.items()}
+
+    def _note(self, fault: str, inputs, outputs) -> None:
+        """Count, log and keep a fault."""
+        self.last_fault = fault
+        card = self.model.card
+        kept = self.incidents.save(
+            role=card.role, name=card.name, sha256=self.model.sha256, runtime=self.runtime, fault=fault,
+            inputs=inputs, outputs=outputs,
+        )  # fmt: skip
+        self.counts.incidents += kept is not None
+        n = self.counts.faults
+        if n & (n - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a fault at each image must not drown the log
+            logger.error("%s: fault %d: %s%s", card.name, n, fault, f"; the input is kept in {kept}" if kept else "")

@@ -1,0 +1,93 @@
+"""Learned local features: a model that takes an image and returns keypoints, scores and descriptors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError
+from ..images import resize_long_side
+from ..options import option
+from ..types import Features, Frame, ModelIdentity
+from .base import FeatureExtractor
+
+
+class LearnedFeatures(FeatureExtractor):
+    """Features by a model: ``image`` (1, C, H, W) and ``max_keypoints`` to ``keypoints``, ``scores``, ``descriptors``.
+
+    Rows whose score is 0 are no keypoints: the number of rows never depends on the image.
+    """
+
+    def __init__(self, max_keypoints, long_side, options, models=None):
+        super().__init__(max_keypoints, long_side, options, models)
+        self.engine = self.models.open("features", self.options.model)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """That of the model."""
+        return self.engine.identity
+
+    @property
+    def runtime(self) -> str:
+        """What the model runs on."""
+        return self.engine.runtime
+
+    def extract(self, frame: Frame) -> Features:
+        """See :meth:`FeatureExtractor.extract`. N may be 0. Raises NonFiniteError, BackendError, DataError."""
+        image = frame.image
+        if self.long_side:
+            image, _ = resize_long_side(image, self.long_side)
+        searched = image.shape[1], image.shape[0]
+        outputs = self.engine.run(
+            {
+                "image": self.engine.model.card.preprocessing.apply(image),
+                "max_keypoints": np.array([self.max_keypoints], np.int64),
+            }
+        ).outputs
+        keypoints, scores, descriptors = (outputs[name] for name in ("keypoints", "scores", "descriptors"))
+        if not len(keypoints) == len(scores) == len(descriptors):
+            raise DataError(
+                f"{self.engine.model.card.name}: {len(keypoints)} keypoints, {len(scores)} scores and "
+                f"{len(descriptors)} descriptors; the model's card binds the wrong outputs"
+            )
+        factor = np.array(frame.image_size, np.float64) / searched
+        keypoints = ((keypoints + 0.5) * factor - 0.5).astype(np.float32)
+        keep = np.flatnonzero(scores > 0)
+        if frame.mask is not None:
+            at = np.clip(np.rint(keypoints[keep]).astype(int), 0, np.array(frame.image_size) - 1)
+            keep = keep[frame.mask[at[:, 1], at[:, 0]]]
+        return Features(
+            keypoints[keep],
+            scores[keep],
+            descriptors[keep],
+            frame.image_size,
+            self.identity,
+            pixel_scale=float(factor.max()),
+        )
+
+
+class XFeat(LearnedFeatures):
+    """XFeat (Potje et al., CVPR 2024): fast, 64-d descriptors."""
+
+    default_matcher = "lighterglue"
+
+    @dataclass(frozen=True)
+    class Options:
+        """The model."""
+
+        model: str = option("xfeat", "Name in the model registry, or path of a model file.")
+
+
+class Aliked(LearnedFeatures):
+    """ALIKED (Zhao et al., IEEE TIM 2023): slower, strong on wide baselines."""
+
+    default_matcher = "lightglue"
+
+    @dataclass(frozen=True)
+    class Options:
+        """The model."""
+
+        model: str = option(
+            "aliked-n16", "Name in the model registry (aliked-n16, aliked-t16), or path of a model file."
+        )

@@ -1,0 +1,44 @@
+"""Learned global descriptors: a model that takes an image and returns one unit vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..options import option
+from ..types import Features, Frame, ModelIdentity
+from .base import GlobalDescriptor, check_descriptor
+
+
+class LearnedGlobal(GlobalDescriptor):
+    """Global descriptor by a model: ``image`` (1, C, H, W) to ``descriptor`` (D,)."""
+
+    def __init__(self, options, features_model, models=None):
+        super().__init__(options, features_model, models)
+        self.engine = self.models.open("global", self.options.model)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """That of the model."""
+        return self.engine.identity
+
+    @property
+    def runtime(self) -> str:
+        """What the model runs on."""
+        return self.engine.runtime
+
+    def describe(self, frame: Frame, features: Features) -> np.ndarray:
+        """See :meth:`GlobalDescriptor.describe`. Raises NonFiniteError, BackendError, DataError."""
+        answer = self.engine.run({"image": self.engine.model.card.preprocessing.apply(frame.image)})
+        return check_descriptor(np.ravel(answer.outputs["descriptor"]), None)
+
+
+class EffNetCov(LearnedGlobal):
+    """Channel covariance of EfficientNet-lite0's middle features (Tan and Le, ICML 2019): small and fast."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """The model."""
+
+        model: str = option("effnet_cov", "Name in the model registry, or path of a model file.")
