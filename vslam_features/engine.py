@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Health:
-    """How a model does, for diagnostics, metrics and reports."""
+    """How a model does, for diagnostics, metrics and reports. ``linked``: a passing parity record vouches for it."""
 
     role: str
     name: str
@@ -64,6 +64,7 @@ class Health:
     device: str
     note: str
     verified: str
+    linked: bool
     fallback: str
     counts: Counts
     last_fault: str
@@ -71,12 +72,16 @@ class Health:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model file with what is known of it. ``verified``: what its parity record says, in words."""
+    """A model file with what is known of it.
+
+    ``linked``: its parity record passed; ``verified``: what the record says, in words.
+    """
 
     path: Path
     card: ModelCard
     sha256: str
     identity: ModelIdentity
+    linked: bool
     verified: str
 
 
@@ -182,6 +187,7 @@ class Engine:
             device=active.device,
             note=active.note,
             verified=m.verified,
+            linked=m.linked,
             fallback=fallback,
             counts=replace(self.counts),
             last_fault=self.last_fault,

@@ -58,7 +58,7 @@ class Models:
         reference = partial(self._load_reference, fallback_path, fallback_sha)
         record = self._verify(card, sha256, session, reference)
         linked = record.passed
-        opened = OpenedModel(path, card, sha256, identity(card, sha256, linked=linked), record.summary)
+        opened = OpenedModel(path, card, sha256, identity(card, sha256, linked=linked), linked, record.summary)
         # Descriptors of an unverified model compare with nothing else, its own reference included.
         keep = r.fallback == "reference" and (linked or role == "matcher")
         engine = Engine(opened, session, reference if keep else None, self.incidents)

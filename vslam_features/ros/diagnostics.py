@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticArray
 
 from ..config import Config
 from ..frontend import FrontEnd
 from ..types import Status
+from .diagnostic_report import ERROR, OK, WARN, Report
 from .inputs import Inputs, Topic
-from .logs import encodable
+from .model_diagnostics import ModelDiagnostics
 from .pairing import Pairing
 from .pipeline import Pipeline
 from .statistics import Stage, Statistics
@@ -24,45 +23,13 @@ STAGES = ("decode", "describe", "match", "global", "retrieve", "verify")
 EMPTY_RATIO = 0.5
 """A larger share of track pairs without a match is reported."""
 
-OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
-
-
-class Report:
-    """A status that grows worse as findings come in.
-
-    The message joins the findings, the worst level wins.
-    """
-
-    def __init__(self, name: str, fine: str):
-        self.level, self._name, self._fine = OK, name, fine
-        self._findings: list[str] = []
-        self._values: list[KeyValue] = []
-
-    def found(self, level: bytes, text: str) -> None:
-        """Something that a person should know."""
-        self.level = max(self.level, level)
-        self._findings.append(text)
-
-    def add(self, **values) -> None:
-        """Key-value pairs; floats are shortened."""
-        self._values += [KeyValue(key=k, value=_text(v)) for k, v in values.items()]
-
-    def message(self, prefix: str) -> DiagnosticStatus:
-        """The status under the node's name."""
-        return DiagnosticStatus(
-            level=self.level,
-            name=f"{prefix}: {self._name}",
-            message=encodable("; ".join(self._findings) or self._fine),
-            hardware_id=prefix,
-            values=self._values,
-        )
-
 
 class Diagnostics:
     """Builds the reports of a configured node; remembers the last counts to tell what is new."""
 
     def __init__(self, name: str, config: Config, statistics: Statistics, frontend: FrontEnd):
         self._name, self._config, self._statistics, self._frontend = name, config, statistics, frontend
+        self._models = ModelDiagnostics()
         self._last: dict[str, int] = {}
 
     def message(
@@ -75,11 +42,10 @@ class Diagnostics:
                 self._frames(pairing, pipeline),
                 *map(self._stage, STAGES),
                 self._map(pipeline),
+                *self._models.reports(self._frontend.models.health(), self._frontend.warning),
             ]
             reports += map(self._stage, sorted(set(self._statistics.stages) - set(STAGES)))
-        out = DiagnosticArray(status=[r.message(self._name) for r in reports])
-        out.header.stamp = stamp
-        return out
+        return _array(stamp, self._name, reports)
 
     def _new(self, key: str, value: int) -> int:
         """Increase since the last message; topics count anew with each activation."""
@@ -194,7 +160,7 @@ class Diagnostics:
 
     def _plugin(self, stage: str) -> tuple[str, str]:
         """Name and active runtime of what runs in a stage."""
-        f, c = self._frontend, self._config
+        f, c = self._frontend, self._frontend.config
         if stage == "describe":
             return c.features.name, f.features.runtime
         if stage in ("match", "verify"):
@@ -226,9 +192,14 @@ class Diagnostics:
         return report
 
 
-def _text(value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.3f}"
-    return encodable(str(value))
+def starting_message(stamp, name: str, text: str) -> DiagnosticArray:
+    """What a node that is being configured is busy with."""
+    report = Report("models", text)
+    report.add(state="configuring")
+    return _array(stamp, name, [report])
+
+
+def _array(stamp, name: str, reports: list[Report]) -> DiagnosticArray:
+    out = DiagnosticArray(status=[r.message(name) for r in reports])
+    out.header.stamp = stamp
+    return out

@@ -15,7 +15,7 @@ from std_srvs.srv import SetBool, Trigger
 from ..config import Config
 from ..errors import ConfigError, VslamFeaturesError
 from ..frontend import FrontEnd
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, starting_message
 from .frames import FrameBuilder
 from .inputs import Inputs, image_topic
 from .logs import RosHandler
@@ -138,6 +138,8 @@ class FrontEndNode(LifecycleNode):
             self.get_logger().warning("map_path: this version keeps the map in memory only, nothing is stored there")
         self._config = config
         self._statistics = Statistics()
+        name = self.get_fully_qualified_name().lstrip("/")
+        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         frontend = self._make_frontend(config)
 
         poses = None
@@ -154,8 +156,7 @@ class FrontEndNode(LifecycleNode):
             on_reset=outputs.reset,
         )
         self._pairing = Pairing(self._pipeline.put, poses)
-        self._diagnostics = Diagnostics(self.get_fully_qualified_name().lstrip("/"), config, self._statistics, frontend)
-        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._diagnostics = Diagnostics(name, config, self._statistics, frontend)
         self._own_services = [
             self.create_service(Trigger, "~/reset", self._on_reset),
             self.create_service(SetBool, "~/pause", self._on_pause),
@@ -168,7 +169,13 @@ class FrontEndNode(LifecycleNode):
         ]
 
     def _make_frontend(self, config: Config) -> FrontEnd:
-        return FrontEnd(config)
+        return FrontEnd(config, self._starting_up)
+
+    def _starting_up(self, text: str) -> None:
+        """Models are verified at their first use on a machine, which takes seconds: somebody waits for them."""
+        self.get_logger().info(text)
+        name, stamp = self.get_fully_qualified_name().lstrip("/"), self.get_clock().now().to_msg()
+        self._diagnostics_publisher.publish(starting_message(stamp, name, text))
 
     def _refresh(self) -> None:
         config, old = self._checked(), self._config
@@ -188,9 +195,8 @@ class FrontEndNode(LifecycleNode):
         self._pairing.forget_gap()
         self._inputs = Inputs(self, self._config, self._pairing)
         topics = ", ".join(f"{t.label}: {t.name}" for t in self._inputs.topics)
-        self.get_logger().info(
-            f"active with {self._config.features.name} + {self._config.matcher.name}; listening to {topics}"
-        )
+        c = self._pipeline.frontend.config
+        self.get_logger().info(f"active with {c.features.name} + {c.matcher.name}; listening to {topics}")
 
     def _deactivate(self) -> None:
         was_active = self._inputs is not None
