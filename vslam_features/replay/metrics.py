@@ -5,6 +5,7 @@ Only ``latency_ms`` and ``provenance.run`` differ between runs.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
@@ -57,11 +58,13 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "examples": {reason: texts[:3] for reason, texts in log.examples.items()},
         },
         "faults": dict(sorted(log.fault_counts.items())),
+        "engines": [dataclasses.asdict(e) for e in log.engines],
         "latency_ms": {stage: percentiles(values) for stage, values in log.latency_ms.items()},
         "provenance": {
             "version": __version__,
             "config": log.config,
             "models": log.models,
+            "instead": log.instead,
             "libraries": libraries(),
             "source": log.source,
             "max_frames": log.max_frames,
@@ -120,7 +123,7 @@ def percentiles(values) -> dict[str, float]:
 def libraries() -> dict[str, str]:
     """Versions of what computes the results."""
     out = {"python": platform.python_version(), "numpy": np.__version__, "opencv": cv2.__version__}
-    for name in ("poselib", "rosbags"):
+    for name in ("poselib", "rosbags", "onnxruntime", "onnxruntime-gpu", "openvino"):
         try:
             out[name] = version(name)
         except PackageNotFoundError:

@@ -40,10 +40,14 @@ MEANING = {
     ),
     Status.NON_FINITE: (
         "NaN or infinity in a model's output.",
-        "A fault of the model or its runtime: look at the images of these pairs; sift (features.name) has no model.",
+        "A fault of the model on its runtime: 'models verify' with the incident files shows it; take another runtime "
+        "or precision.",
     ),
     Status.BACKEND_ERROR: ("A stage failed with an error.", "See the faults above."),
-    Status.FAULT_RECOVERED: ("Right after a retry on the fallback runtime.", "Check the main runtime."),
+    Status.FAULT_RECOVERED: (
+        "The model failed; the fallback repeated the run, and geometry confirms the result.",
+        "Check the runtime: 'models verify' with the incident files shows the fault.",
+    ),
 }
 
 
@@ -77,6 +81,12 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
         if log.candidates
         else "No earlier place was retrieved, so no loop was tried."
     )
+    for e in log.engines:
+        if e.faults:
+            lines.append(
+                f"Model {e.name} failed in {e.faults} of {many(e.runs, 'run')}; the fallback made {e.recovered} good, "
+                f"{e.lost} {_be(e.lost, 'is', 'are')} lost."
+            )
     truth = numbers.get("loop_truth")
     if truth and truth["queries"]:
         lines.append(
@@ -88,10 +98,12 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
         return Verdict("bad", "Nothing was processed", lines)
     if log.incomplete:
         return Verdict("bad", "Partial: the input was not read whole", lines)
-    if log.fault_counts or numbers["non_finite"]:
+    if log.fault_counts or numbers["non_finite"] or any(e.lost for e in log.engines):
         return Verdict("bad", "Finished with faults", lines)
     if truth and truth["false_loops"]:
         return Verdict("bad", "False loops", lines)
+    if any(e.faults for e in log.engines):
+        return Verdict("fair", "Complete, with faults that the fallback made good", lines)
     if share < 0.9:
         return Verdict("fair", "Complete, with weak links between keyframes", lines)
     return Verdict("good", "Complete", lines)
@@ -127,6 +139,8 @@ def _context(log: RunLog, numbers: dict) -> dict:
         "source": {k: v for k, v in log.source.items() if v is not None},
         "verdict": judge(log, numbers),
         "incomplete": log.incomplete,
+        "instead": log.instead,
+        "engines": log.engines,
         "skipped": log.skipped,
         "notes": log.notes,
         "examples": log.examples,

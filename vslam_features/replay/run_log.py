@@ -56,6 +56,32 @@ class PairRecord:
         return self.status.confirms
 
 
+@dataclass
+class ModelRecord:
+    """A learned model: what it ran on, who verified it, and its runs; see ``engine.Health`` and ``engine.Counts``."""
+
+    role: str
+    name: str
+    precision: str
+    runtime: str
+    device: str
+    verified: str
+    note: str = ""
+    runs: int = 0
+    non_finite: int = 0
+    errors: int = 0
+    empty: int = 0
+    recovered: int = 0
+    lost: int = 0
+    incidents: int = 0
+    last_fault: str = ""
+
+    @property
+    def faults(self) -> int:
+        """Runs that failed."""
+        return self.non_finite + self.errors + self.empty
+
+
 @dataclass(frozen=True)
 class MatchPoints:
     """Matched points (M, 2) f32 in pixels of the current and the reference image; ``inliers`` (M,) bool."""
@@ -80,6 +106,8 @@ class RunLog:
 
     Attributes:
         source, config, models: plain descriptions of what ran, the same in each run.
+        engines: the learned models.
+        instead: what ran instead of what was configured, and why; empty where all ran as asked.
         run: what differs between runs: times, machine, path.
         frames: images processed, of ``expected``; max_frames: stop asked for after so many, 0: none.
         latency_ms: stage -> milliseconds; latency_frame: stage -> the frame of each.
@@ -92,6 +120,8 @@ class RunLog:
     source: dict = field(default_factory=dict)
     config: dict = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
+    engines: list[ModelRecord] = field(default_factory=list)
+    instead: str = ""
     run: dict = field(default_factory=dict)
     frames: int = 0
     expected: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
@@ -13,10 +14,11 @@ from pathlib import Path
 import cv2
 
 from ..config import Config
+from ..engine import Health
 from ..errors import ConfigError
 from ..frontend import FrontEnd
 from ..types import Frame, Keyframe, Loops, PairResult, Tracked
-from .run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
+from .run_log import KeyframeRecord, MatchPoints, ModelRecord, PairRecord, RunLog
 from .source import Source
 
 
@@ -47,7 +49,8 @@ def replay(
     config = config or source.config
     front_end = FrontEnd(config)
     expected = min(len(source), max_frames) if max_frames else len(source)
-    log = RunLog(source.describe(), config.to_dict(), _models(front_end), expected=expected, max_frames=max_frames)
+    log = RunLog(source.describe(), front_end.config.to_dict(), _models(front_end), expected=expected)
+    log.instead, log.max_frames = front_end.warning, max_frames
     started, clock = datetime.now(timezone.utc), _Clock(rate)
     try:
         for frame in source:
@@ -63,6 +66,7 @@ def replay(
     except KeyboardInterrupt:
         log.interrupted = True
     _account(log, source)
+    log.engines = [_engine(health) for health in front_end.models.health()]
     log.run = {
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(clock.elapsed(), 3),
@@ -118,6 +122,12 @@ def _models(front_end: FrontEnd) -> dict[str, str]:
         models["global"] = front_end.global_descriptor.identity
     # Which solver "auto" is depends on the machine, and decides as much as the matcher.
     return {**{role: str(m) for role, m in models.items()}, "solver": front_end.matcher.verifier.solver.name}
+
+
+def _engine(health: Health) -> ModelRecord:
+    counts = {f.name: getattr(health.counts, f.name, None) for f in dataclasses.fields(ModelRecord)}
+    texts = {f.name: getattr(health, f.name, None) for f in dataclasses.fields(ModelRecord)}
+    return ModelRecord(**{name: texts[name] if counts[name] is None else counts[name] for name in counts})
 
 
 def _record(log: RunLog, front_end: FrontEnd, position: int, tracked: Tracked, loops: Loops | None, ms: float) -> None:

@@ -17,6 +17,7 @@ class ModelDiagnostics:
     def reports(self, health: list[Health], warning: str) -> list[Report]:
         """``warning``: what runs instead of what was configured, and why; empty where all is as asked."""
         summary = Report("models", "verified" if health else "none in use")
+        summary.add(instead=warning)
         if warning:
             summary.found(WARN, warning)
         return [summary, *(self._model(h) for h in health)]
@@ -32,6 +33,7 @@ class ModelDiagnostics:
             runtime=h.runtime,
             device=h.device,
             verified=h.verified,
+            note=h.note,
             fallback=h.fallback,
             **counts,
             last_fault=h.last_fault,

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import DataError
 from ..pose_track import PoseTrack
 from ..replay.ground_truth import GroundTruth
-from ..replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
+from ..replay.run_log import KeyframeRecord, MatchPoints, ModelRecord, PairRecord, RunLog
 from ..replay.source import Ledger
 from ..types import Candidate, PairKind, Pose, Status
 
@@ -23,6 +23,7 @@ FARTHEST_PX = 1e6
 
 FRAME_COUNTS = ("received", "processed", "dropped", "missing", "waiting", "resets")
 MAP_COUNTS = ("loop_queue", "keyframes", "loops_gated")
+MODEL_COUNTS = ("runs", "non_finite", "errors", "empty", "recovered", "lost", "incidents")
 """Diagnostics that are read as numbers; beside ``faults`` of each part."""
 
 
@@ -138,6 +139,7 @@ class TopicLog:
     def set_diagnostics(self, part: str, values: dict[str, str]) -> None:
         """The latest values of a part of the front-end's diagnostics."""
         counted = {"frames": FRAME_COUNTS, "map": MAP_COUNTS}.get(part, ())
+        counted = MODEL_COUNTS if part.startswith("model ") else counted
         for name in (*counted, "faults"):
             text = values.get(name) or "0"
             if not (text.isascii() and text.isdigit() and len(text) < 20):
@@ -186,6 +188,8 @@ class TopicLog:
             if faults := self._count(part, "faults"):
                 log.fault_counts[part] = faults
                 log.faults.append(("", part, values.get("last_fault", "")))
+        log.engines = [self._engine(part) for part in self._diagnostics if part.startswith("model ")]
+        log.instead = self._diagnostics.get("models", {}).get("instead", "")
         log.incomplete = "; ".join(self._gaps(log, counts["processed"]))
         log.run = {
             "started": self._started.isoformat(timespec="seconds"),
@@ -217,6 +221,12 @@ class TopicLog:
 
     def _count(self, part: str, name: str) -> int:
         return int(self._diagnostics.get(part, {}).get(name) or 0)
+
+    def _engine(self, part: str) -> ModelRecord:
+        values = self._diagnostics[part]
+        texts = ("role", "precision", "runtime", "device", "verified", "note", "last_fault")
+        counts = {name: self._count(part, name) for name in MODEL_COUNTS}
+        return ModelRecord(name=part.removeprefix("model "), **{n: values.get(n, "") for n in texts}, **counts)
 
     def _start_session(self) -> None:
         self._log = RunLog({"name": self._name, "kind": "topics"}, expected=len(self._truth) if self._truth else 0)
