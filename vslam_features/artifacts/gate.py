@@ -1,0 +1,209 @@
+"""The parity gate: does a model compute here what its reference computes?
+
+A model may run, quickly and without an error, and still return NaN on some
+pairs or no match on one of eight: so it is compared pair by pair before it is
+used (``docs/models.md`` has the limits and where they come from).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ..errors import BackendError, NonFiniteError, VslamFeaturesError
+from .card import ModelCard
+from .cases import Case, Tensors
+from .compare import LIMITS, Comparison, Limits, compare, non_finite
+
+GATE_VERSION = 1  # of cases, measures and limits; records of another are not used
+LIMIT_S = 120.0
+Run = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pair. ``comparison``: None where the model or its reference failed; ``problems``: all, in words."""
+
+    name: str
+    comparison: Comparison | None
+    nan: int
+    evidence: bool
+    problems: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor over all pairs: the worst relative RMS and the pair it is of, largest error, least cosine."""
+
+    name: str
+    rms: float
+    pair: str
+    max_error: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Outcome of the gate. ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``."""
+
+    role: str
+    name: str
+    precision: str
+    reference: str
+    rows: tuple[Row, ...]
+    tensors: tuple[TensorRow, ...]
+    reasons: tuple[str, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """True where nothing is beyond its limit and something was proved."""
+        return not self.reasons
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the precision."""
+        return LIMITS[self.precision]
+
+    def to_dict(self) -> dict:
+        """Plain JSON values (non-finite figures become None)."""
+        return _plain(
+            {
+                "role": self.role,
+                "name": self.name,
+                "precision": self.precision,
+                "reference": self.reference,
+                "passed": self.passed,
+                "reasons": list(self.reasons),
+                "seconds": round(self.seconds, 3),
+                "limits": asdict(self.limits),
+                "pairs": [_row_dict(row) for row in self.rows],
+                "tensors": [asdict(t) for t in self.tensors],
+            }
+        )
+
+    def table(self) -> str:
+        """Plain text for a terminal, at most 120 columns."""
+        from .gate_table import table  # a circle otherwise
+
+        return table(self)
+
+
+def run_gate(
+    run: Run,
+    cases: Sequence[Case],
+    card: ModelCard,
+    reference_run: Run | None = None,
+    progress: Callable[[str], None] | None = None,
+    limit_s: float = LIMIT_S,
+    precision: str = "",
+) -> ParityReport:
+    """Run a model on all cases and compare it with their expected outputs, or else with what its reference returns.
+
+    Args:
+        run: the model, inputs to outputs by our tensor names. NonFiniteError and BackendError count as its fault.
+        reference_run: the same of the reference; needed for cases without expected outputs.
+        progress: called with a line of text before each case.
+        limit_s: the gate stops, failed, after this time; a single run is not interrupted.
+        precision: of ``compare.LIMITS``, where the runtime computes in less than the card says (a hint).
+    """
+    precision = precision or card.precision
+    start, rows, stopped = time.monotonic(), [], ""
+    for i, case in enumerate(cases):
+        if time.monotonic() - start > limit_s:
+            stopped = (
+                f"stopped after {limit_s:g} s with {i} of {len(cases)} pairs done; raise the limit, or use less pairs"
+            )
+            break
+        if progress:
+            progress(f"{card.name}: parity pair {i + 1} of {len(cases)} ({case.name})")
+        rows.append(_row(run, case, card.role, reference_run, LIMITS[precision]))
+    golden = any(case.expected is not None for case in cases)
+    reasons = [f"{row.name}: {problem}" for row in rows for problem in row.problems]
+    reasons += _whole(rows, cases, card.role)
+    if stopped:
+        reasons.append(stopped)
+    return ParityReport(
+        card.role, card.name, precision, "golden" if golden else "session", tuple(rows), _tensors(rows), tuple(reasons),
+        time.monotonic() - start,
+    )  # fmt: skip
+
+
+def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Limits) -> Row:
+    expected = case.expected
+    if expected is None:
+        if reference_run is None:
+            return Row(case.name, None, 0, False, (), "there is nothing to compare with")
+        try:
+            expected = tuple(_copied(reference_run(inputs)) for inputs in case.runs)
+        except VslamFeaturesError as error:
+            return Row(case.name, None, 0, False, (), f"the reference failed: {_line(error)}")
+        if any(non_finite(outputs) for outputs in expected):
+            return Row(case.name, None, 0, False, (), "the reference returned NaN")
+    got, faults = [], []
+    for inputs in case.runs:
+        try:
+            got.append(_copied(run(inputs)))
+        except NonFiniteError as error:
+            got.append(_copied(error.outputs))
+        except BackendError as error:
+            faults.append(f"the model failed: {_line(error)}")
+        except VslamFeaturesError as error:
+            faults.append(f"the model took no such input: {_line(error)}")
+    if faults:
+        return Row(case.name, None, sum(map(non_finite, got)), False, tuple(dict.fromkeys(faults)))
+    result = compare(role, case.runs, expected, got, limits)
+    return Row(case.name, result, result.nan, result.evidence, tuple(result.problems))
+
+
+def _whole(rows: list[Row], cases: Sequence[Case], role: str) -> list[str]:
+    """What is wrong with the gate as a whole."""
+    if any(row.evidence or row.problems for row in rows):
+        return []
+    notes = "; ".join(sorted({row.note for row in rows if row.note})) or {
+        "matcher": "the reference itself matches nothing on any pair",
+        "features": "the reference itself finds no keypoints on any pair",
+    }.get(role, "no pair was compared")
+    return [f"proves nothing: {notes if cases else 'there are no pairs'}; give other pairs or another reference"]
+
+
+def _tensors(rows: list[Row]) -> tuple[TensorRow, ...]:
+    figures: dict[str, list] = {}
+    for row in rows:
+        for name, value in (row.comparison.tensors if row.comparison else {}).items():
+            figures.setdefault(name, []).append((row.name, value))
+    out = []
+    for name, values in figures.items():
+        pair, worst = max(values, key=lambda item: item[1].rms)
+        cosine, error = min(v.cosine for _, v in values), max(v.max_error for _, v in values)
+        out.append(TensorRow(name, worst.rms, pair, error, cosine))
+    return tuple(out)
+
+
+def _copied(outputs: Tensors) -> Tensors:
+    """Runtimes may reuse the memory of outputs at their next run."""
+    return {name: np.array(value) for name, value in outputs.items()}
+
+
+def _row_dict(row: Row) -> dict:
+    values = {} if row.comparison is None else asdict(row.comparison)
+    return {**values, "name": row.name, "nan": row.nan, "problems": list(row.problems), "note": row.note}
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (bool, str, int)) or value is None:
+        return value
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,94 @@
+"""The parity report as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .compare import Comparison
+from .gate import ParityReport, Row
+
+WIDTH = 120
+
+_COLUMNS: dict[str, list[tuple[str, Callable[[Comparison], str]]]] = {
+    "features": [
+        ("keypoints", lambda c: _counts(c.keypoints)),
+        ("matches", lambda c: _counts(c.matches)),
+        ("agree", lambda c: _share(c.agreement)),
+        ("shift px", lambda c: "-" if c.shift_px is None else f"{c.shift_px:.3f}"),
+    ],
+    "matcher": [
+        ("matches", lambda c: _counts(c.matches)),
+        ("ratio", lambda c: _ratio(c.matches)),
+        ("agree", lambda c: _share(c.agreement)),
+    ],
+    "global": [
+        ("cosine", lambda c: "-" if c.cosine is None else f"{c.cosine:.7f}"),
+        (
+            "similarity of the pair",
+            lambda c: "-" if c.similarity is None else " / ".join(f"{s:.4f}" for s in c.similarity),
+        ),
+    ],
+}
+
+
+def table(report: ParityReport) -> str:
+    """Pairs, tensors and the verdict; counts are reference / model."""
+    columns = _COLUMNS[report.role]
+    head = ["pair", "NaN", *(title for title, _ in columns), "result"]
+    rows = [
+        [row.name, str(row.nan), *("-" if row.comparison is None else text(row.comparison) for _, text in columns)]
+        + [_result(row)]
+        for row in report.rows
+    ]
+    limits = report.limits
+    lines = [f"{report.name} ({report.role}, {report.precision}) against its {_REFERENCES[report.reference]}", ""]
+    lines += _aligned([head, *rows])
+    if report.tensors:
+        head = ["tensor", "rel. RMS", "max error", "cosine", "worst on"]
+        figures = [[t.name, f"{t.rms:.2e}", f"{t.max_error:.2e}", f"{t.cosine:.7f}", t.pair] for t in report.tensors]
+        lines += ["", *_aligned([head, *figures])]
+    lines += ["", f"limits: RMS {limits.rms:.1%}, agreement {limits.agreement:.0%}, match counts {limits.counts:.0%}"]
+    zero = sum(row.comparison is not None and row.comparison.zero for row in report.rows)
+    nan = sum(row.nan > 0 for row in report.rows)
+    done = len(report.rows)
+    lines.append(f"{'PASSED' if report.passed else 'FAILED'} in {report.seconds:.1f} s: NaN on {nan} of {done} pairs, "
+                 f"no match on {zero} of {done}")  # fmt: skip
+    lines += [_cut(f"  - {reason}", WIDTH) for reason in report.reasons]
+    return "\n".join(lines)
+
+
+_REFERENCES = {"golden": "golden outputs", "session": "reference session"}
+
+
+def _result(row: Row) -> str:
+    if row.problems:
+        return "FAILED"
+    return "ok" if row.evidence else "proves nothing"
+
+
+def _counts(pair) -> str:
+    return "-" if pair is None else f"{pair[0]} / {pair[1]}"
+
+
+def _ratio(pair) -> str:
+    return "-" if not pair or not pair[0] else f"{pair[1] / pair[0]:.3f}"
+
+
+def _share(value) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Columns two spaces apart: the first and the last to the left, the others to the right."""
+    rows = [[_cut(cell, 32) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    last = len(widths) - 1
+    lines = [
+        "  ".join(c.ljust(w) if i in (0, last) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

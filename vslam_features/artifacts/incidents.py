@@ -1,0 +1,183 @@
+"""Inputs on which a model failed, kept as files that ``models verify --inputs`` replays.
+
+A file is an ``.npz`` without pickles: arrays ``input/<tensor>`` and
+``output/<tensor>`` and ``meta``, a JSON text. Faults of the same kind differ in
+numbers only. Where the folder is full the oldest go first, but the first of
+each kind last: it shows how a fault began.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .. import __version__
+from ..errors import CacheError, DataError
+from .cache import place
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+_NAME = re.compile(r"(?P<time>\d{8}T\d{6}\.\d{6}Z)-.*-(?P<kind>[0-9a-f]{8})(?P<first>-first)?\.npz")
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A model's failed run. ``inputs``, ``outputs`` (empty where it returned none): our tensor name -> array."""
+
+    path: Path
+    role: str
+    name: str
+    sha256: str
+    runtime: str
+    fault: str
+    time: str
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+class Incidents:
+    """A folder of incidents, bounded in number and size. Safe to call from several threads.
+
+    Args:
+        folder: made at the first fault.
+        max_count: files kept; 0: none is written.
+        max_mb: their size together.
+        interval_s: of the same kind of fault not more than one in this time is written.
+
+    Attributes:
+        skipped: faults that were not written, for being too frequent, too large, or disabled.
+        failed: faults that could not be written (disk full, no permission).
+    """
+
+    def __init__(self, folder: Path, max_count: int = 20, max_mb: float = 50, interval_s: float = INTERVAL_S):
+        self.folder, self.max_count, self.max_bytes = Path(folder), max_count, int(max_mb * 2**20)
+        self.interval_s = interval_s
+        self.skipped = self.failed = 0
+        self._last: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def save(self, role: str, name: str, sha256: str, runtime: str, fault: str, inputs: dict, outputs: dict | None):
+        """Keep a failed run.
+
+        Args:
+            inputs, outputs: our tensor name -> array.
+        Returns:
+            The file, or None where it was not written; never raises for want of disk.
+        """
+        with self._lock:
+            kind = _kind(role, sha256, fault)
+            now = time.monotonic()
+            if self.max_count <= 0 or now - self._last.get(kind, -np.inf) < self.interval_s:
+                self.skipped += 1
+                return None
+            self._last[kind] = now
+            stamp = time.time()
+            meta = {
+                "role": role, "name": name, "sha256": sha256, "runtime": runtime, "fault": fault,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stamp)), "version": __version__,
+            }  # fmt: skip
+            arrays = {f"input/{k}": np.asarray(v) for k, v in inputs.items()}
+            arrays |= {f"output/{k}": np.asarray(v) for k, v in (outputs or {}).items()}
+            size = sum(a.nbytes for a in arrays.values())
+            if size > self.max_bytes:
+                self.skipped += 1
+                logger.warning("%s: the failing input of %.1f MB exceeds the limit and is not kept", name, size / 2**20)
+                return None
+            try:
+                return self._write(_file_stem(stamp, role, name), kind, json.dumps(meta), arrays)
+            except (OSError, CacheError, ValueError) as error:  # ValueError: an array of objects
+                self.failed += 1
+                logger.error("%s: the failing input cannot be kept in %s: %s", name, self.folder, error)
+                return None
+
+    def files(self) -> list[Path]:
+        """The incidents there are, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(p for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
+
+    def _write(self, stem: str, kind: str, meta: str, arrays: dict) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        _savez(buffer, meta, arrays)
+        data = buffer.getvalue()
+        seen = {_NAME.fullmatch(p.name)["kind"] for p in self.files()}
+        path = self.folder / f"{stem}-{kind}{'' if kind in seen else '-first'}.npz"
+        self._make_room(len(data))
+        return place(path, data)
+
+    def _make_room(self, size: int) -> None:
+        kept = [(p, p.stat().st_size) for p in self.files()]
+        kept.sort(key=lambda item: (_NAME.fullmatch(item[0].name)["first"] is not None, item[0].name))
+        total = sum(s for _, s in kept)
+        while kept and (len(kept) >= self.max_count or total + size > self.max_bytes):
+            path, freed = kept.pop(0)
+            path.unlink(missing_ok=True)
+            total -= freed
+
+
+def load(path: Path) -> Incident:
+    """Read an incident. Raises DataError naming the file where it is damaged or none."""
+    arrays = _read(path)
+    try:
+        meta = json.loads(str(arrays.pop("meta")))
+        texts = {f: str(meta[f]) for f in ("role", "name", "sha256", "runtime", "fault", "time")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: is no incident, its description lacks or breaks: {error}") from error
+    sides = {"input": {}, "output": {}}
+    for key, value in arrays.items():
+        side, _, tensor = key.partition("/")
+        if side not in sides or not tensor:
+            raise DataError(f"{path}: is no incident: unknown array '{key}'")
+        sides[side][tensor] = value
+    return Incident(Path(path), **texts, inputs=sides["input"], outputs=sides["output"])
+
+
+def load_inputs(path: Path) -> dict[str, np.ndarray]:
+    """A model's inputs, of an incident or of any ``.npz`` whose arrays are the inputs by name. Raises DataError."""
+    arrays = _read(path)
+    if "meta" in arrays:
+        return load(path).inputs
+    if not arrays:
+        raise DataError(f"{path}: holds no arrays; expected a model's inputs by name")
+    return arrays
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            if not isinstance(data, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an .npz file")
+            return {key: data[key] for key in data.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: is not there; 'vslam-features models verify --inputs' takes .npz files") from error
+    except Exception as error:  # numpy and zipfile raise a dozen unrelated types on damaged bytes
+        raise DataError(f"{path}: cannot be read as .npz: {type(error).__name__}: {error}") from error
+
+
+def _savez(file, meta: str, arrays: dict[str, np.ndarray]) -> None:
+    for key, value in arrays.items():
+        if value.dtype.hasobject:
+            raise ValueError(f"{key} is an array of objects")
+    np.savez(file, meta=np.array(meta), **arrays)
+
+
+def _kind(role: str, sha256: str, fault: str) -> str:
+    """Eight digits, the same for faults of a model that differ in numbers only."""
+    text = re.sub(r"[0-9]+", "#", fault)
+    return f"{zlib.crc32(f'{role} {sha256} {text}'.encode()):08x}"
+
+
+def _file_stem(stamp: float, role: str, name: str) -> str:
+    seconds = time.strftime("%Y%m%dT%H%M%S", time.gmtime(stamp))
+    return f"{seconds}.{int(stamp % 1 * 1e6):06d}Z-{role}-{re.sub(r'[^A-Za-z0-9_.]+', '_', name)[:40]}"

@@ -1,0 +1,195 @@
+"""Parity records: what the gate found for a model file on a runtime and device, kept in the cache.
+
+One small JSON file each, in ``records/``. A file that cannot be read counts as
+missing: the gate runs again and writes it anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import __version__
+from ..errors import CacheError, ModelError
+from ..runtimes.base import Active
+from . import golden
+from .cache import cache_folder, place
+from .card import ModelCard
+from .gate import GATE_VERSION, ParityReport
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the gate found.
+
+    Args:
+        sha256: of the model file. source_sha256: of its weights, by its card.
+        runtime, version, provider, device: of the session. precision: that was judged.
+        gate: version of the gate and of the golden outputs.
+        reference: ``golden``, ``self`` or the sha256 of the reference's file.
+        reasons: why it failed. figures: tensor -> relative RMS, max error, cosine.
+        time: UTC, ISO 8601. made_with: version of vslam_features.
+    """
+
+    sha256: str
+    source_sha256: str
+    role: str
+    name: str
+    runtime: str
+    version: str
+    provider: str
+    device: str
+    precision: str
+    gate: str
+    reference: str
+    passed: bool
+    reasons: tuple[str, ...]
+    figures: dict[str, dict[str, float]]
+    pairs: int
+    seconds: float
+    time: str
+    made_with: str = __version__
+    schema: int = SCHEMA
+
+    @property
+    def summary(self) -> str:
+        """One line for diagnostics and reports."""
+        if self.passed:
+            return f"passed on {self.pairs} pairs against {_reference_text(self.reference)}, {self.time[:10]}"
+        return f"failed: {self.reasons[0] if self.reasons else 'no reason kept'}"
+
+
+def find(
+    sha256: str, card: ModelCard, active: Active, precision: str = "", folder: Path | None = None
+) -> Record | None:
+    """The record of a model file on a runtime and device; None where there is none, or only a damaged one.
+
+    Args:
+        precision: that the runtime was told to compute in, where it is not the card's.
+        folder: of the records, else the cache's.
+    """
+    key = _key(sha256, card, active, precision or card.precision)
+    path = _folder(folder) / _file_name(key)
+    record = _read(path)
+    if record is not None and _key_of(record) != key:
+        logger.warning("%s: is the record of something else and counts as missing", path)
+        return None
+    return record
+
+
+def save(
+    report: ParityReport,
+    sha256: str,
+    card: ModelCard,
+    active: Active,
+    reference: str = "",
+    folder: Path | None = None,
+) -> Record:
+    """Keep what the gate found; one that cannot be written is logged, for the gate has run all the same.
+
+    Args:
+        reference: sha256 of the reference's file, or ``self``; empty for golden outputs.
+    """
+    key = _key(sha256, card, active, report.precision)
+    record = Record(
+        **key, source_sha256=card.source_sha256, role=card.role, name=card.name,
+        reference="golden" if report.reference == "golden" else reference or "session",
+        passed=report.passed, reasons=report.reasons,
+        figures={t["name"]: {k: t[k] for k in ("rms", "max_error", "cosine")} for t in report.to_dict()["tensors"]},
+        pairs=len(report.rows), seconds=round(report.seconds, 3),
+        time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )  # fmt: skip
+    try:
+        path = _folder(folder) / _file_name(key)
+        place(path, json.dumps(dataclasses.asdict(record), indent=1, sort_keys=True).encode())
+    except CacheError as error:
+        logger.warning("%s: the parity record cannot be kept, the gate will run again: %s", card.name, error)
+    return record
+
+
+def links(sha256: str, source_sha256: str, folder: Path | None = None) -> bool:
+    """True where a passing record, on any runtime, ties a model file to its source weights."""
+    try:
+        paths = sorted(_folder(folder).glob(f"{sha256[:16]}-*.json"))
+    except (OSError, CacheError):
+        return False
+    records = filter(None, map(_read, paths))
+    return any(r.passed and r.sha256 == sha256 and r.source_sha256 == source_sha256 for r in records)
+
+
+def gate_id(card: ModelCard) -> str:
+    """Version of the gate and of what it compares a model with."""
+    try:
+        found = golden.golden_for(card)
+    except ModelError:
+        found = None
+    return f"{GATE_VERSION}-{found.sha256[:16] if found else 'session'}"
+
+
+def _key(sha256: str, card: ModelCard, active: Active, precision: str) -> dict[str, str]:
+    return {
+        "sha256": sha256, "runtime": active.runtime, "version": active.version, "provider": active.provider,
+        "device": active.device, "precision": precision, "gate": gate_id(card),
+    }  # fmt: skip
+
+
+def _key_of(record: Record) -> dict[str, str]:
+    names = ("sha256", "runtime", "version", "provider", "device", "precision", "gate")
+    return {name: getattr(record, name) for name in names}
+
+
+def _file_name(key: dict[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return f"{key['sha256'][:16]}-{digest[:16]}.json"
+
+
+def _folder(folder: Path | None) -> Path:
+    return Path(folder) if folder is not None else cache_folder("records")
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return _record(values)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        logger.warning("%s: is damaged and counts as missing: %s", path, error)
+        return None
+
+
+def _record(values: object) -> Record:
+    """Raises ValueError for anything but a whole record."""
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        raise ValueError("no record of this schema")
+    fields = {f.name: f.type for f in dataclasses.fields(Record)}
+    if set(values) != set(fields):
+        raise ValueError(f"fields {sorted(set(values) ^ set(fields))} are missing or unknown")
+    kinds = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+    for name, kind in fields.items():
+        if kind in kinds and (
+            not isinstance(values[name], kinds[kind]) or isinstance(values[name], bool) != (kind == "bool")
+        ):
+            raise ValueError(f"{name} is {values[name]!r}")
+    reasons, figures = values["reasons"], values["figures"]
+    if not isinstance(reasons, list) or not all(isinstance(r, str) for r in reasons):
+        raise ValueError(f"reasons are {reasons!r}")
+    if not isinstance(figures, dict) or not all(isinstance(f, dict) for f in figures.values()):
+        raise ValueError(f"figures are {figures!r}")
+    if values["passed"] == bool(reasons):
+        raise ValueError("a record passes if and only if it has no reasons")
+    return Record(**{**values, "reasons": tuple(reasons)})
+
+
+def _reference_text(reference: str) -> str:
+    words = {"golden": "golden outputs", "self": "itself", "session": "its reference"}
+    return words.get(reference, f"model {reference[:12]}")
