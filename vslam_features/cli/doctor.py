@@ -9,22 +9,13 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-OK, WARN, FAIL = "OK", "WARN", "FAIL"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line: ``state`` OK, WARN (works, but) or FAIL; ``fix``: the next step, empty where none is needed."""
-
-    state: str
-    name: str
-    text: str
-    fix: str = ""
+from .check import FAIL, OK, WARN, Check
+from .model_checks import check_models, check_runtimes
 
 
 def add_parser(subparsers) -> None:
@@ -107,17 +98,6 @@ def _poselib() -> Iterator[Check]:
         yield Check(WARN, "poselib", "not installed: OpenCV verifies matches, a little less accurately", fix)
 
 
-def _runtimes() -> Iterator[Check]:
-    names = {(d.metadata["Name"] or "").lower() for d in metadata.distributions()}
-    if {"onnxruntime", "onnxruntime-gpu"} <= names:
-        yield Check(FAIL, "onnxruntime", "onnxruntime and onnxruntime-gpu overwrite each other",
-                    "uninstall both, then install one")  # fmt: skip
-    elif names & {"onnxruntime", "onnxruntime-gpu"}:
-        yield Check(OK, "onnxruntime", ", ".join(sorted(names & {"onnxruntime", "onnxruntime-gpu"})))
-    else:
-        yield Check(OK, "onnxruntime", "not installed: the classical plug-ins need none")
-
-
 def _rosbags() -> Iterator[Check]:
     if find_spec("rosbags"):
         yield Check(OK, "rosbags", f"{metadata.version('rosbags')}: recordings can be read")
@@ -163,7 +143,7 @@ def _shared_memory() -> Iterator[Check]:
 def _codebooks() -> Iterator[Check]:
     from ..retrieval.vlad import load_codebook
 
-    sizes = [f"{name} {load_codebook(name)[0].shape[0]} words" for name in ("sift", "orb")]
+    sizes = [f"{name} {load_codebook(name)[0].shape[0]} words" for name in ("sift", "orb", "xfeat")]
     yield Check(OK, "codebooks", ", ".join(sizes))
 
 
@@ -215,7 +195,8 @@ _CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "numpy": _numpy,
     "opencv": _opencv,
     "poselib": _poselib,
-    "onnxruntime": _runtimes,
+    "runtimes": check_runtimes,
+    "models": check_models,
     "rosbags": _rosbags,
     "ros": _ros,
     "shm": _shared_memory,

