@@ -29,7 +29,11 @@ class Layers:
         return op.const(np.asarray(value, dtype or self.dtype))
 
     def conv(self, x: Var, name: str, *, stride=1, padding=0, groups=1, norm: str | None = None, eps=_BN_EPS) -> Var:
-        """2-D convolution ``name.weight``/``name.bias``; ``norm`` names a batch normalisation folded into it."""
+        """2-D convolution ``name.weight``/``name.bias``; ``norm`` names a batch normalisation folded into it.
+
+        ``padding``: pixels on each side, (top, left, bottom, right), or "same" as in TensorFlow: the output has
+        ceil(size/stride) pixels, and of an odd number of zeros the extra one is below and on the right.
+        """
         w = self.weights[name + ".weight"].astype(np.float64)
         b = self.weights.get(name + ".bias")
         b = np.zeros(len(w)) if b is None else b.astype(np.float64)
@@ -41,8 +45,11 @@ class Layers:
             w, b = w * scale[:, None, None, None], (b - mean) * scale
             if norm + ".bias" in self.weights:
                 b = b + self.weights[norm + ".bias"]
-        pads = [padding] * 4 if isinstance(padding, int) else list(padding)  # top, left, bottom, right
-        return op.conv(x, self.const(w), self.const(b), pads=pads, strides=[stride, stride], group=groups)
+        if padding == "same":
+            pads = {"auto_pad": "SAME_UPPER"}
+        else:
+            pads = {"pads": [padding] * 4 if isinstance(padding, int) else list(padding)}
+        return op.conv(x, self.const(w), self.const(b), strides=[stride, stride], group=groups, **pads)
 
     def linear(self, x: Var, name: str, rows=slice(None)) -> Var:
         """``x @ W^T + b`` over the last axis; ``rows`` takes a part of the outputs."""
