@@ -85,6 +85,23 @@ class OpenedModel:
     verified: str
 
 
+def bound(session: Session, card: ModelCard) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """The session's run by our tensor names, which the card ties to the file's; also those of NonFiniteError."""
+    ours = {theirs: name for name, theirs in card.outputs.items()}
+
+    def renamed(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {ours.get(name, name): value for name, value in outputs.items()}
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return renamed(session.run({card.inputs.get(name, name): value for name, value in inputs.items()}))
+        except NonFiniteError as error:
+            error.outputs = renamed(error.outputs)
+            raise
+
+    return run
+
+
 @dataclass
 class Engine:
     """Runs a model; a run that fails is repeated on the fallback, counted, and kept as an incident.
@@ -126,7 +143,7 @@ class Engine:
         with self._lock:
             self.counts.runs += 1
             try:
-                return Answer(self._run(self.session, inputs), self.runtime)
+                return Answer(bound(self.session, self.model.card)(inputs), self.runtime)
             except BackendError as error:
                 if isinstance(error, NonFiniteError):
                     self.counts.non_finite += 1
@@ -198,13 +215,7 @@ class Engine:
             return None
         if self._fallback is None:
             self._fallback = self.load_fallback()
-        return Answer(self._run(self._fallback, inputs), f"fallback {self._fallback.active}", fault)
-
-    def _run(self, session: Session, inputs) -> dict[str, np.ndarray]:
-        card = self.model.card
-        outputs = session.run({card.inputs.get(name, name): value for name, value in inputs.items()})
-        ours = {theirs: name for name, theirs in card.outputs.items()}
-        return {ours.get(name, name): value for name, value in outputs.items()}
+        return Answer(bound(self._fallback, self.model.card)(inputs), f"fallback {self._fallback.active}", fault)
 
     def _note(self, fault: str, inputs, outputs) -> None:
         """Count, log and keep a fault."""

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from . import registry
+from .artifacts import cases, records
 from .artifacts.cache import cache_folder, sha256_of
 from .artifacts.card import ModelCard, identity, read_card
-from .artifacts.cases import shipped_cases
-from .artifacts.gate import run_gate
+from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
-from .artifacts.records import Record, find, save
 from .artifacts.store import locate
 from .config import Config
-from .engine import Engine, Health, OpenedModel
+from .engine import Engine, Health, OpenedModel, bound
 from .errors import ModelError, ModelFileError, ModelMissingError, ParityError
 from .runtimes.base import LoadRequest, Session
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A model file; ``sha256`` is of its content when it was first looked at."""
+
+    path: Path
+    card: ModelCard
+    sha256: str
+
+    @classmethod
+    def at(cls, path: Path) -> _File:
+        return cls(path, read_card(path), sha256_of(path))
 
 
 class Models:
@@ -30,7 +45,7 @@ class Models:
         progress: called with a line of text while something slow goes on (the parity gate).
     """
 
-    def __init__(self, config: Config, progress=None):
+    def __init__(self, config: Config, progress: Callable[[str], None] | None = None):
         self.config = config
         self.progress = progress or (lambda text: logger.info("%s", text))
         self.engines: list[Engine] = []
@@ -47,69 +62,115 @@ class Models:
             RuntimeMissingError: the runtime or its device is not here. ParityError: it failed the gate.
         """
         r = self.config.runtime
-        path = locate(model, r.precision)
-        card, sha256 = read_card(path), sha256_of(path)
-        if card.role != role:
-            raise ModelFileError(f"{path}: its card says role '{card.role}', it was named as {role}")
-        session = self._load(path, sha256, r.name, r.options, self._request())
+        file = _File.at(locate(model, r.precision))
+        if file.card.role != role:
+            raise ModelFileError(f"{file.path}: its card says role '{file.card.role}', it was named as {role}")
+        session, reference = self._session(file), _Reference(self, self._twin(file))
         if session.active.note:
-            logger.warning("%s: %s", card.name, session.active.note)
-        fallback_path, fallback_sha = self._reference(card, path, sha256)
-        reference = partial(self._load_reference, fallback_path, fallback_sha)
-        record = self._verify(card, sha256, session, reference)
-        linked = record.passed
-        opened = OpenedModel(path, card, sha256, identity(card, sha256, linked=linked), linked, record.summary)
+            logger.warning("%s: %s", file.card.name, session.active.note)
+        record = self._record(file, session, reference)
+        opened = OpenedModel(
+            file.path,
+            file.card,
+            file.sha256,
+            identity(file.card, file.sha256, linked=record.passed),
+            record.passed,
+            record.summary,
+        )
         # Descriptors of an unverified model compare with nothing else, its own reference included.
-        keep = r.fallback == "reference" and (linked or role == "matcher")
-        engine = Engine(opened, session, reference if keep else None, self.incidents)
+        keep = r.fallback == "reference" and (record.passed or role == "matcher")
+        engine = Engine(opened, session, reference.load if keep else None, self.incidents)
         self.engines.append(engine)
         return engine
+
+    def verify(
+        self,
+        model: str,
+        *,
+        reference: str = "",
+        images: Sequence[Path] = (),
+        inputs: Sequence[Path] = (),
+        extract: cases.Extract | None = None,
+    ) -> ParityReport:
+        """Compare a model with its reference now, whatever the records say.
+
+        The record is renewed unless only saved ``inputs`` are run, which prove
+        nothing about others.
+
+        Args:
+            reference: name or path of the model that it is compared with; empty: golden outputs, or the fp32 file.
+            images: pictures or folders of them, beside the pairs that ship.
+            inputs: saved inputs (incidents) or folders of them, instead of the pairs that ship.
+            extract: features of a picture for a matcher, see ``cases.image_cases``.
+        Raises:
+            as ``open``, but for ParityError; DataError: images or inputs cannot be used.
+        """
+        file = _File.at(locate(model, self.config.runtime.precision))
+        session = self._session(file)
+        twin = _File.at(locate(reference, "fp32")) if reference else self._twin(file)
+        if twin.card.role != file.card.role:
+            raise ModelFileError(f"{twin.path}: is a {twin.card.role} model, {file.path} is {file.card.role}")
+        if inputs:
+            chosen = cases.saved_cases(inputs)
+        else:
+            chosen = [*self._shipped(file, session), *(cases.image_cases(file.card, images, extract) if images else [])]
+            if reference:  # golden outputs are those of another reference
+                chosen = [cases.Case(c.name, c.runs) for c in chosen]
+        report = self._gate(file, session, _Reference(self, twin), chosen)
+        if not inputs and not reference:
+            records.save(report, file.sha256, file.card, session.active, _label(file, twin))
+        return report
 
     def health(self) -> list[Health]:
         """How the opened models do."""
         return [engine.health() for engine in self.engines]
 
-    def _request(self) -> LoadRequest:
-        r = self.config.runtime
-        return LoadRequest(device=r.device, strict=r.strict, threads=r.threads)
-
-    def _load(self, path: Path, sha256: str, runtime: str, options: dict, request: LoadRequest) -> Session:
+    def load(self, file: _File, runtime: str, options: dict, request: LoadRequest) -> Session:
+        """A session of a file that is still the one that was looked at. Raises ModelFileError."""
         cls = registry.get("runtime", runtime)
-        session = cls(cls.Options(**options)).load(path, request)
-        if sha256_of(path) != sha256:
-            raise ModelFileError(f"{path}: changed while it was loaded; start again when nothing writes to it")
+        session = cls(cls.Options(**options)).load(file.path, request)
+        if sha256_of(file.path) != file.sha256:
+            raise ModelFileError(f"{file.path}: its content has changed since it was opened; start again")
         return session
 
-    def _reference(self, card: ModelCard, path: Path, sha256: str) -> tuple[Path, str]:
-        """The fp32 file made from the same weights; the file itself where there is none."""
-        if card.precision == "fp32" and path.suffix == ".onnx":
-            return path, sha256
-        try:
-            twin = locate(card.name, "fp32")
-            if read_card(twin).source_sha256 == card.source_sha256:
-                return twin, sha256_of(twin)
-        except ModelError as error:
-            logger.info("%s: no fp32 reference: %s", card.name, error)
-        return path, sha256
+    def _session(self, file: _File) -> Session:
+        r = self.config.runtime
+        return self.load(file, r.name, r.options, LoadRequest(r.device, r.strict, r.threads))
 
-    def _load_reference(self, path: Path, sha256: str) -> Session:
-        if not path.is_file():
-            raise ModelMissingError(f"the reference {path} is gone since the model was opened; start again")
-        return self._load(
-            path, sha256, "onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads, optimise=False)
+    def _twin(self, file: _File) -> _File:
+        """The fp32 file made from the same weights; the file itself where there is none."""
+        if file.card.precision == "fp32" and file.path.suffix == ".onnx":
+            return file
+        try:
+            twin = _File.at(locate(file.card.name, "fp32"))
+        except ModelError as error:
+            logger.info("%s: no fp32 reference: %s", file.card.name, error)
+            return file
+        return twin if twin.card.source_sha256 == file.card.source_sha256 else file
+
+    def _shipped(self, file: _File, session: Session) -> list[cases.Case]:
+        spec = session.inputs.get(file.card.inputs.get("descriptors0", "descriptors0"))
+        dim = spec.shape[-1] if spec is not None and spec.shape else None
+        return cases.shipped_cases(file.card, dim or 64)
+
+    def _gate(self, file: _File, session: Session, reference: _Reference, chosen) -> ParityReport:
+        return run_gate(
+            bound(session, file.card),
+            chosen,
+            file.card,
+            reference_run=reference.run,
+            progress=self.progress,
+            limit_s=self.config.models.gate_s,
         )
 
-    def _verify(self, card: ModelCard, sha256: str, session: Session, reference) -> Record:
+    def _record(self, file: _File, session: Session, reference: _Reference) -> records.Record:
         """The parity record of a session; made now where there is none. Raises ParityError where it failed."""
-        record = find(sha256, card, session.active)
+        card = file.card
+        record = records.find(file.sha256, card, session.active)
         if record is None:
             self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
-            report = run_gate(
-                session.run, shipped_cases(card), card,
-                reference_run=lambda inputs: reference().run(inputs),
-                progress=self.progress, limit_s=self.config.models.gate_s,
-            )  # fmt: skip
-            record = save(report, sha256, card, session.active)
+            report = self._gate(file, session, reference, self._shipped(file, session))
+            record = records.save(report, file.sha256, card, session.active, _label(file, reference.file))
         if not record.passed:
             text = (
                 f"{card.name} on {session.active} does not compute what its reference computes: "
@@ -120,3 +181,29 @@ class Models:
                 raise ParityError(text + ", or set models.allow_unverified to run it all the same")
             logger.warning("%s (models.allow_unverified is set)", text)
         return record
+
+
+class _Reference:
+    """What a model is compared with and falls back on: ONNX Runtime's CPU without graph optimisation."""
+
+    def __init__(self, models: Models, file: _File):
+        self.file = file
+        self._models = models
+        self._run: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+
+    def load(self) -> Session:
+        """Raises ModelMissingError, ModelFileError where the file is gone or another since it was opened."""
+        if not self.file.path.is_file():
+            raise ModelMissingError(f"the reference {self.file.path} is gone since the model was opened; start again")
+        request = LoadRequest(threads=self._models.config.runtime.threads, optimise=False)
+        return self._models.load(self.file, "onnxruntime", {}, request)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Loads at the first run: golden outputs need no session."""
+        if self._run is None:
+            self._run = bound(self.load(), self.file.card)
+        return self._run(inputs)
+
+
+def _label(file: _File, twin: _File) -> str:
+    return "self" if twin.sha256 == file.sha256 else twin.sha256

@@ -116,14 +116,18 @@ def save(
     return record
 
 
-def links(sha256: str, source_sha256: str, folder: Path | None = None) -> bool:
-    """True where a passing record, on any runtime, ties a model file to its source weights."""
+def records_of(sha256: str, folder: Path | None = None) -> list[Record]:
+    """All records of a model file, on whichever runtime and device."""
     try:
         paths = sorted(_folder(folder).glob(f"{sha256[:16]}-*.json"))
     except (OSError, CacheError):
-        return False
-    records = filter(None, map(_read, paths))
-    return any(r.passed and r.sha256 == sha256 and r.source_sha256 == source_sha256 for r in records)
+        return []
+    return [r for r in map(_read, paths) if r is not None and r.sha256 == sha256]
+
+
+def links(sha256: str, source_sha256: str, folder: Path | None = None) -> bool:
+    """True where a passing record, on any runtime, ties a model file to its source weights."""
+    return any(r.passed and r.source_sha256 == source_sha256 for r in records_of(sha256, folder))
 
 
 def gate_id(card: ModelCard) -> str:

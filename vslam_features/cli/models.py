@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
 from . import models_verify
 
@@ -78,8 +79,6 @@ def run(args) -> int:
 
 def default_models() -> list[str]:
     """Models that the default configuration uses."""
-    from ..config import Config
-
     config = Config()
     groups = (config.features, config.matcher, config.retrieval)
     return [g.options["model"] for g in groups if "model" in g.options]
@@ -87,12 +86,11 @@ def default_models() -> list[str]:
 
 def _chosen(names: list[str]) -> list:
     """Registry entries of names and sets of names, in order, each once."""
-    from ..artifacts.catalogue import load_catalogue
+    from ..artifacts.catalogue import find_entry, load_catalogue
 
-    catalogue = load_catalogue()
-    sets = {"default": default_models(), "all": catalogue.names()}
+    sets = {"default": default_models(), "all": list(load_catalogue())}
     wanted = [n for name in names for n in sets.get(name, [name])]
-    return [catalogue.entry(name) for name in dict.fromkeys(wanted)]
+    return [find_entry(name) for name in dict.fromkeys(wanted)]
 
 
 def _fetch(args) -> int:
@@ -134,8 +132,10 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
             ) from error
         build_model(entry, weights, precision)
         print(f"{entry.name}: built {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
-    report = models_verify.verify(str(target), models_verify.settings(precision=precision))
-    print(f"{entry.name} {precision}: {report.summary}")
+    report = models_verify.verify(str(target), Config())
+    outcome = "equals" if report.passed else "differs from"
+    reference = "the golden outputs" if report.reference == "golden" else "its reference"
+    print(f"{entry.name} {precision}: {outcome} {reference} on {len(report.rows)} pairs")
     if not report.passed:
         target.unlink(missing_ok=True)
         print(f"error: {entry.name}: failed its comparison, the file was removed\n{report.table()}", file=sys.stderr)
@@ -147,7 +147,7 @@ def _list(args) -> int:
     from ..artifacts.catalogue import load_catalogue
 
     catalogue, default = load_catalogue(), default_models()
-    rows = [_state(catalogue.entry(name), name in default) for name in catalogue.names()]
+    rows = [_state(entry, name in default) for name, entry in catalogue.items()]
     if args.json:
         print(json.dumps({"cache": str(cache_root()), "models": rows}))
         return 0

@@ -1,0 +1,94 @@
+"""``models verify``: a model against its reference, pair by pair."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from ..config import Config
+from ..errors import DataError, ModelError
+from .common import add_config_arguments, load_config
+
+HELP = "compare a model with its reference, pair by pair; the exit code is 1 where it fails"
+EXAMPLE = "vslam-features models verify xfeat --set runtime.name=openvino --images my_images/"
+
+
+def add_arguments(parser) -> None:
+    """Register the options."""
+    parser.add_argument("model", metavar="MODEL", help="name, or path of a model file")
+    parser.add_argument("--reference", default="", metavar="REF", help="model to compare with (default: what ships)")
+    parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE|DIR", help="pictures of yours, too")
+    parser.add_argument("--inputs", nargs="+", type=Path, default=[], metavar="NPZ|DIR",
+                        help="saved inputs, such as incidents, instead of the pairs that ship")  # fmt: skip
+    parser.add_argument("--precision", choices=("fp32", "fp16"), help="variant (default: runtime.precision)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_config_arguments(parser)
+
+
+def run(args) -> int:
+    """Compare, print the table, exit 1 on failure."""
+    config, _ = load_config(args)
+    if args.precision:
+        config = config.with_values(runtime__precision=args.precision)
+    notes = _recorded(args.inputs)
+    report = verify(args.model, config, args.reference, args.images, args.inputs)
+    if args.json:
+        print(json.dumps({**report.to_dict(), "recorded": notes}, allow_nan=False))
+    else:
+        print("\n".join([*notes, report.table()]))
+    return 0 if report.passed else 1
+
+
+def verify(model: str, config: Config, reference: str = "", images=(), inputs=()):
+    """The parity report, with a line of progress on stderr; a matcher's features of pictures are extracted first."""
+    from ..models import Models
+
+    live = sys.stderr.isatty()
+
+    def progress(text: str) -> None:
+        print(f"\r\033[K{text}" if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
+
+    models = Models(config, progress)
+    extract = _extractor(model, config, models) if images else None
+    try:
+        return models.verify(model, reference=reference, images=images, inputs=inputs, extract=extract)
+    finally:
+        if live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _extractor(model: str, config: Config, models):
+    """Features of a picture by the model that a matcher's card names; None for other roles."""
+    from .. import registry
+    from ..artifacts.card import read_card
+    from ..artifacts.store import locate
+    from ..types import Frame
+
+    card = read_card(locate(model, config.runtime.precision))
+    if card.role != "matcher":
+        return None
+    plugin = registry.get("features", card.features_model.partition("-")[0])
+    options = plugin.Options(model=card.features_model)
+    features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
+
+    def extract(image):
+        found = features.extract(Frame(0, "camera", image))
+        return found.keypoints, found.descriptors
+
+    return extract
+
+
+def _recorded(paths: list[Path]) -> list[str]:
+    """What incident files say of the fault when it happened."""
+    from ..artifacts import incidents
+
+    files = [f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    lines = []
+    for file in files:
+        try:
+            found = incidents.load(file)
+        except (DataError, ModelError):  # plain inputs without a story
+            continue
+        lines.append(f"recorded in {file.name}: {found.name} on {found.runtime}: {found.fault}")
+    return lines
