@@ -85,6 +85,7 @@ def finish(name: str, inputs: dict[str, Var], outputs: dict[str, Var]) -> onnx.M
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+    _drop_unread_outputs(graph)
     graph.name = name
     model.producer_name = "vslam_features"
     # Declared in full, so that every runtime sees one operator set.
@@ -94,6 +95,16 @@ def finish(name: str, inputs: dict[str, Var], outputs: dict[str, Var]) -> onnx.M
     model.ir_version = 8  # of opset 18: libraries of 2023 read it
     onnx.checker.check_model(model, full_check=True)
     return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+
+
+def _drop_unread_outputs(graph: onnx.GraphProto) -> None:
+    """spox names every optional output, and a MaxPool that also gives indices takes ONNX Runtime 100 times as long."""
+    read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    for node in graph.node:
+        declared = onnx.defs.get_schema(node.op_type, OPSET).outputs
+        optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+        while node.output and node.output[-1] not in read and declared[len(node.output) - 1].option == optional:
+            del node.output[-1]
 
 
 def initialisers(model: onnx.ModelProto) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""XFeat (Potje et al., CVPR 2024, https://arxiv.org/abs/2404.19174), sparse keypoints and descriptors, as an ONNX graph.
+"""XFeat (Potje et al., CVPR 2024, https://arxiv.org/abs/2404.19174) as an ONNX graph: sparse keypoints and descriptors.
 
 Architecture and conventions of https://github.com/verlab/accelerated_features (``XFeat.detectAndCompute``), read from
 its state dict. What differs is how, not what:
@@ -120,11 +120,21 @@ def _float(value) -> Var:
 
 def _normalised(image: Var, size: Var) -> Var:
     """Grey image of mean 0 and deviation 1, padded on the right and below to multiples of 32."""
-    grey = op.reduce_mean(image, _ints(1))
-    x = op.instance_normalization(grey, _float([1]), _float([0]), epsilon=1e-5)
+    # The mean over C as a product: ReduceMean over an axis in the middle takes ONNX Runtime five times as long.
+    channels = op.shape(image, start=1, end=2)
+    share = op.expand(op.div(_float(1), op.cast(channels, to=np.float32)), op.concat([_ints(1), channels], axis=0))
+    grey = op.matmul(share, op.reshape(image, op.concat([channels, _ints(-1)], axis=0)))
+    grey = op.reshape(grey, op.concat([_ints(1, 1), size], axis=0))
+    x = op.sub(grey, _mean(grey))
+    x = op.div(x, op.sqrt(op.add(_mean(op.mul(x, x)), _float(1e-5))))
     # (-size) mod 32; a mean beyond the border is what the convolutions see there, too.
     missing = op.mod(op.neg(size), _ints(STRIDE))
     return op.pad(x, op.concat([_ints(0, 0, 0, 0, 0, 0), missing], axis=0))
+
+
+def _mean(x: Var) -> Var:
+    """Mean of an image: of its rows' means, because one long float32 sum costs the descriptors 1e-4."""
+    return op.reduce_mean(op.reduce_mean(x, _ints(3)), _ints(2))
 
 
 def _cnn(net: Layers, x: Var) -> tuple[Var, Var, Var]:
@@ -236,7 +246,7 @@ def _score(logits: Var, reliability: Var, size: Var) -> Var:
 
     maximum, _ = op.max_pool(probability, kernel_shape=[NMS, NMS], pads=[NMS // 2] * 4)
     kept = op.and_(op.equal(probability, maximum), op.greater(probability, _float(THRESHOLD)))
-    score = op.where(kept, op.mul(probability, reliability), _float(0))
+    score = op.mul(op.mul(probability, reliability), op.cast(kept, to=np.float32))  # Where takes thrice as long
     return op.scatter_nd(score, op.const(np.zeros((1, 4), np.int64)), _float([0]))
 
 
