@@ -62,7 +62,6 @@ def assert_close(got, expected):
 @pytest.mark.parametrize("name", ["corridor_loop/images/010.jpg", "kitti_snippet/left/000000.jpg"])
 def test_features_of_real_images_equal_the_port(upstream, backbone, data_dir, name, size):
     image = read(data_dir / name, size)
-    image = read(path, size)
     assert_close(backbone(image), features(upstream, image))
 
 
