@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import CacheError
+from .progress import Progress
 
 VARIABLE = "VSLAM_FEATURES_CACHE"
 FOLDERS = ("weights", "models", "records", "incidents")
 _BLOCK = 1 << 20
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all (0 where unknown)."""
 
 
 def cache_root() -> Path:

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -167,9 +167,13 @@ def _entry(values: Any, where: str, path: Path, problems: list[str]) -> ModelEnt
         problems.append(f"{where}: give either 'recipe' and 'weights', or, for a ready model, 'file' and 'card'")
         return None
     weights = _source_file(values["weights" if recipe else "file"], where, path.parent, problems)
-    card = None if recipe else _card(values["card"], texts, where, problems)
     if weights is None:
         return None
+    card = None if recipe else _card(values["card"], texts, where, problems)
+    if card is not None:  # the file was made from nothing else that is known
+        card = replace(card, source_sha256=card.source_sha256 or weights.sha256)
+    if not recipe and not weights.file.endswith(".onnx"):
+        problems.append(f"{where}: a ready model is an .onnx file, got {weights.file}")
     return ModelEntry(**texts, weights=weights, card=card, origin=path)
 
 
