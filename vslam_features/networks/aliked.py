@@ -111,26 +111,21 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
     scores = op.slice(scores, begin, op.add(begin, op.gather(size, rows)), _i64(2, 3))
     found = detect(scores, max_keypoints, sizes.threshold)
 
-    pyramid = Pyramid(
-        levels=[op.cast(level, to=F32) for level in levels],
-        padded=_column(op.add(size, pads)),
-        size=_column(size),
-        offset=_column(before),
-    )
+    pyramid = Pyramid([op.cast(level, to=F32) for level in levels], size=size, offset=before)
     descriptors = describe(Layers(weights, F32), pyramid, found.xy, sizes.positions)
-    return finish(
+    model = finish(
         "aliked",
         {"image": image, "max_keypoints": max_keypoints},
         {"keypoints": found.xy, "scores": found.scores, "descriptors": descriptors},
     )
+    for node in model.graph.node:
+        if node.op_type == "MaxPool":
+            del node.output[1:]  # positions of the maxima: nobody reads them, and they cost ONNX Runtime's fast path
+    return model
 
 
 def _i64(*values: int) -> Var:
     return op.const(np.array(values, np.int64))
-
-
-def _column(x: Var) -> Var:
-    return op.unsqueeze(op.cast(x, to=F32), _i64(1))
 
 
 def _rearranged(weights: dict[str, np.ndarray], sizes: AlikedSizes) -> dict[str, np.ndarray]:
