@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import BackendError, DataError, NonFiniteError
+from ..errors import BackendError, DataError, ModelFileError, NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,15 @@ class Runtime(ABC):
         """A session for a model file.
 
         Raises:
+            ConfigError: the runtime knows no such device.
             RuntimeMissingError: the library, or with ``strict`` the device, is not there; names what is.
-            ModelFileError: the library cannot read the file.
+            ModelFileError: the file is not there, or the library cannot read it.
         """
+        path = Path(path)
+        if not path.is_file():
+            raise ModelFileError(f"{path}: no such model file")
         start = time.perf_counter()
-        session = self._load(Path(path), request)
+        session = self._load(path, request)
         session.load_ms = (time.perf_counter() - start) * 1e3
         return session
 
@@ -141,6 +145,14 @@ class Runtime(ABC):
     def _load(self, path: Path, request: LoadRequest) -> Session: ...
 
 
+def reason(error: Exception, limit: int = 400) -> str:
+    """What a library said, in one line."""
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):  # its binding failed on the message, which quotes a damaged file
+        text = error.object.decode("utf-8", errors="replace")
+    return " ".join(text.split())[:limit] or type(error).__name__
+
+
 def backend_failure(active: Active, error: Exception) -> BackendError:
     """The typed error for whatever a library raised while it ran."""
-    return BackendError(f"{active}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    return BackendError(f"{active}: {type(error).__name__}: {reason(error)}")

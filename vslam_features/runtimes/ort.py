@@ -1,0 +1,155 @@
+"""ONNX Runtime: CPU, CUDA, TensorRT, CoreML and OpenVINO by its execution providers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ModelFileError, RuntimeMissingError
+from ..options import option
+from .base import Active, LoadRequest, Runtime, Session, TensorSpec, backend_failure, reason
+from .hardware import cpu_name, gpu_name, usable_cpus
+from .providers import BY_DEVICE, CPU, provider_chain
+
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+    **{f"tensor({kind})": np.dtype(kind) for kind in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()},
+}
+
+
+class OnnxRuntime(Runtime):
+    """Runs ``.onnx`` files.
+
+    Devices: ``cpu``, ``cuda``, ``tensorrt`` (with CUDA for what TensorRT cannot take), ``coreml``, ``openvino``; each
+    leaves operators that it lacks to the CPU. ``cuda:1`` and ``tensorrt:1`` choose a GPU. Whether a session runs on
+    what was asked for is judged by the session's own providers: the list of available ones tells what the library was
+    built with, not what works on this machine.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        """Parameters of ONNX Runtime."""
+
+        spin: bool = option(
+            False,
+            "Threads wait for the next call by spinning. Costs up to three times the CPU time between calls with "
+            "pauses, and slows down everything else on shared cores.",
+        )
+        cpu_arena: bool = option(
+            True, "The CPU keeps the memory of the largest run for the next; off gives it back and is ~30 % slower."
+        )
+        cache_dir: str = option("", "Folder of TensorRT's engines and timings; empty: build at every load.")
+        gpu_mem_limit_mb: int = option(0, "Most GPU memory of CUDA's arena, MiB; 0: no limit.", low=0)
+        tf32: bool = option(False, "CUDA multiplies float32 matrices in TF32, with 10 bits of mantissa.")
+        trt_fp16: bool = option(False, "TensorRT may compute in float16.")
+        trt_workspace_mb: int = option(0, "TensorRT's workspace, MiB; 0: all of the GPU's memory.", low=0)
+        trt_min_shapes: str = option("", "TensorRT's smallest input shapes, e.g. 'a:1x16x64,b:1x16x64'.")
+        trt_opt_shapes: str = option("", "The input shapes that TensorRT optimises for.")
+        trt_max_shapes: str = option("", "TensorRT's largest input shapes.")
+
+    def _load(self, path: Path, request: LoadRequest) -> Session:
+        chain = provider_chain(request.device, self.options)
+        ort = _library()
+        wanted, session, problem = chain[0][0], None, ""
+        if wanted not in ort.get_available_providers():
+            problem = "this build of the library has not got it"
+        else:
+            if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]) and hasattr(ort, "preload_dlls"):
+                ort.preload_dlls()  # CUDA and cuDNN where pip installed them, which the loader does not search
+            try:
+                session = self._session(ort, path, request, chain)
+            except Exception as error:  # the library's own exception types have no common root
+                if wanted == CPU:
+                    raise ModelFileError(f"onnxruntime cannot load {path}: {reason(error)}") from error
+                problem = reason(error)
+            else:
+                if session.get_providers()[0] != wanted:
+                    problem = f"the session got {', '.join(session.get_providers())}"
+        if problem and session is None:
+            # Also where it will be refused: if the CPU cannot load the file either, the file is what is wrong.
+            session = self._cpu_session(ort, path, request)
+        if problem and request.strict:
+            raise RuntimeMissingError(
+                f"onnxruntime {ort.__version__}: asked for '{request.device}' ({wanted}): {problem}; the library "
+                f"offers {', '.join(ort.get_available_providers())}; {_fix(request.device)}"
+            )
+        note = f"asked for '{request.device}' ({wanted}): {problem}" if problem else ""
+        provider = session.get_providers()[0]
+        device = _device(provider, session)
+        return OrtSession(session, Active("onnxruntime", ort.__version__, provider, device, note), path)
+
+    def _cpu_session(self, ort, path, request):
+        try:
+            return self._session(ort, path, request, [(CPU, {})])
+        except Exception as error:
+            raise ModelFileError(f"onnxruntime cannot load {path}: {reason(error)}") from error
+
+    def _session(self, ort, path, request, chain):
+        settings = ort.SessionOptions()
+        # A number rather than "all": for all, ONNX Runtime binds its threads to cores, which containers refuse.
+        settings.intra_op_num_threads = request.threads or usable_cpus()
+        settings.inter_op_num_threads = 1
+        settings.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.options.spin)))
+        level = ort.GraphOptimizationLevel
+        settings.graph_optimization_level = level.ORT_ENABLE_ALL if request.optimise else level.ORT_DISABLE_ALL
+        settings.enable_mem_pattern = False  # keeps a plan for every set of input shapes that it has met
+        settings.enable_cpu_mem_arena = self.options.cpu_arena
+        settings.log_severity_level = 3  # errors
+        # Without its own fallback, which prints to stdout and tries the CPU.
+        return ort.InferenceSession(str(path), settings, providers=chain, enable_fallback=0)
+
+
+class OrtSession(Session):
+    """A model in ONNX Runtime."""
+
+    def __init__(self, session, active: Active, path: Path):
+        self._session, self.active = session, active
+        self.inputs = {i.name: _spec(i, path, ()) for i in session.get_inputs()}
+        self.outputs = {o.name: _spec(o, path, None) for o in session.get_outputs()}
+
+    def _run(self, inputs):
+        try:
+            values = self._session.run(list(self.outputs), inputs)
+        except Exception as error:  # the library's own exception types have no common root
+            raise backend_failure(self.active, error) from error
+        return {name: np.asarray(value) for name, value in zip(self.outputs, values)}
+
+
+def _library():
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeMissingError(
+            f"onnxruntime cannot be imported ({error}); pip install 'vslam_features[cpu]', or 'vslam_features[cuda]' "
+            "for an NVIDIA GPU"
+        ) from error
+    return onnxruntime
+
+
+def _fix(device: str) -> str:
+    if device.startswith(("cuda", "tensorrt")):
+        return "install 'vslam_features[cuda]' in place of [cpu] and a driver that fits, or set the device to 'cpu'"
+    return "install a build of onnxruntime that has it and its driver, or set the device to 'cpu'"
+
+
+def _device(provider: str, session) -> str:
+    if provider not in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
+        return f"cpu {cpu_name()}"
+    number = session.get_provider_options().get(provider, {}).get("device_id", "0")
+    return f"cuda:{number} {gpu_name()}".strip()
+
+
+def _spec(port, path: Path, without_shape: tuple | None) -> TensorSpec:
+    """ONNX Runtime gives [] for scalars and for unknown ranks: ``without_shape`` is what to make of it.
+
+    ONNX demands a shape for every input, so that there it means a scalar.
+    """
+    if port.type not in _DTYPES:
+        raise ModelFileError(f"{path}: tensor '{port.name}' is a {port.type}, which no array holds")
+    shape = tuple(s if isinstance(s, int) and s >= 0 else None for s in port.shape) if port.shape else without_shape
+    return TensorSpec(np.dtype(_DTYPES[port.type]), shape)
