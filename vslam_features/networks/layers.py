@@ -60,7 +60,7 @@ class Layers:
     def layer_norm(self, x: Var, name: str, eps=1e-5) -> Var:
         """Layer normalisation over the last axis."""
         scale, bias = (self.const(self.weights[f"{name}.{s}"]) for s in ("weight", "bias"))
-        return op.layer_normalization(x, scale, bias, epsilon=eps).Y
+        return op.layer_normalization(x, scale, bias, epsilon=eps)[0]
 
     def cast(self, x: Var) -> Var:
         """To the computing type."""

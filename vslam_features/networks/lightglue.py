@@ -1,0 +1,246 @@
+"""LightGlue (Lindenberger et al., ICCV 2023, https://arxiv.org/abs/2306.13643) as one ONNX graph.
+
+The same network in two sizes: for ALIKED (https://github.com/cvg/LightGlue) and, as LighterGlue, for XFeat
+(https://github.com/verlab/accelerated_features). All layers run: no early stop, no pruning of points.
+
+What differs from these is how, not what:
+
+- Rows of the projections are reordered at build time, so that queries, keys and values, and within them the two
+  coordinates that a rotation turns, are contiguous.
+- The scale of the attention is part of the projections, the output projection part of the first layer that follows.
+- Each attention is MatMul, Softmax, MatMul, which runtimes know how to fuse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import spox.opset.ai.onnx.v18 as op
+from spox import Tensor, Var, argument
+
+from ..errors import ConfigError, WeightsError
+from .layers import Layers, finish
+
+# Logits further below the largest of their row are raised to it. exp(-75)/2048 is the least weight that is no denormal
+# by a margin: LighterGlue's logits span hundreds, and arithmetic on denormals takes x86 ten times as long.
+_FLOOR = -75.0
+
+
+@dataclass(frozen=True)
+class LightGlueSizes:
+    """Length of a descriptor, width of the transformer, its heads, its layers."""
+
+    input_dim: int
+    dim: int
+    heads: int
+    layers: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.dim // self.heads
+
+
+LIGHTERGLUE = LightGlueSizes(input_dim=64, dim=96, heads=1, layers=6)
+LIGHTGLUE_ALIKED = LightGlueSizes(input_dim=128, dim=256, heads=4, layers=9)
+
+
+def shapes(sizes: LightGlueSizes) -> dict[str, tuple[int, ...]]:
+    """Tensors of the state dict that :func:`build` reads, name -> shape (others are ignored)."""
+    d = sizes.dim
+    linear = {"input_proj": (d, sizes.input_dim)}
+    expected: dict[str, tuple[int, ...]] = {"posenc.Wr.weight": (sizes.head_dim // 2, 2)}
+    for i in range(sizes.layers):
+        attention = {"self_attn": {"Wqkv": 3 * d, "out_proj": d}, "cross_attn": {"to_qk": d, "to_v": d, "to_out": d}}
+        for block, projections in attention.items():
+            name = f"transformers.{i}.{block}"
+            linear |= {f"{name}.{projection}": (rows, d) for projection, rows in projections.items()}
+            linear |= {f"{name}.ffn.0": (2 * d, 2 * d), f"{name}.ffn.3": (d, 2 * d)}
+            expected |= {f"{name}.ffn.1.weight": (2 * d,), f"{name}.ffn.1.bias": (2 * d,)}
+    head = _head(sizes)
+    linear |= {f"{head}.final_proj": (d, d), f"{head}.matchability": (1, d)}
+    for name, shape in linear.items():
+        expected |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return expected
+
+
+def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str = "fp32") -> onnx.ModelProto:
+    """The graph, of opset 18; M and N, both >= 1, are dynamic and independent.
+
+    Inputs, i in 0, 1: ``keypoints{i}`` float32 (M or N, 2), x and y in pixels, (0, 0) the centre of the top-left pixel;
+    ``descriptors{i}`` float32 (M or N, input_dim); ``image_size{i}`` float32 (2,), width and height in pixels.
+
+    Outputs: ``matches0`` int64 (M,), index of the best match in image 1 where the two are each other's best, else -1;
+    ``mscores0`` float32 (M,), the probability of the match, else 0. No threshold is applied; upstream's is 0.1.
+
+    Args:
+        weights: state dict of the published model, see :func:`shapes`; names may have the prefix ``matcher.``.
+        sizes: of this model, such as :data:`LIGHTERGLUE`.
+        precision: "fp32", or "fp16" for the transformer; positions, assignment, inputs and outputs stay float32.
+
+    Raises:
+        ConfigError: unknown precision.
+        WeightsError: a tensor is missing or has another shape.
+    """
+    if precision not in ("fp32", "fp16"):
+        raise ConfigError(f"LightGlue: precision is {precision!r}, expected 'fp32' or 'fp16'")
+    weights = _checked(weights, sizes)
+    exact, net = Layers(weights), Layers(weights, np.float16 if precision == "fp16" else np.float32)
+    count = {"0": "M", "1": "N"}
+    inputs = {f"keypoints{i}": argument(Tensor(np.float32, (n, 2))) for i, n in count.items()}
+    inputs |= {f"descriptors{i}": argument(Tensor(np.float32, (n, sizes.input_dim))) for i, n in count.items()}
+    inputs |= {f"image_size{i}": argument(Tensor(np.float32, (2,))) for i in count}
+
+    rotations = [_rotation(net, exact, sizes, inputs[f"keypoints{i}"], inputs[f"image_size{i}"]) for i in count]
+    x = [_linear(net, net.cast(inputs[f"descriptors{i}"]), *_parameters(net, "input_proj")) for i in count]
+    for i in range(sizes.layers):
+        x = _layer(net, sizes, f"transformers.{i}", x, rotations)
+    matches, scores = _assign(exact, _head(sizes), *(exact.cast(each) for each in x))
+    return finish("lightglue", inputs, {"matches0": matches, "mscores0": scores})
+
+
+def _head(sizes: LightGlueSizes) -> str:
+    return f"log_assignment.{sizes.layers - 1}"
+
+
+def _checked(weights: dict[str, np.ndarray], sizes: LightGlueSizes) -> dict[str, np.ndarray]:
+    weights = {name.removeprefix("matcher."): value for name, value in weights.items()}
+    for name, shape in shapes(sizes).items():
+        if name not in weights:
+            raise WeightsError(
+                f"LightGlue weights: no tensor {name!r}, expected one of shape {shape}; are they of a model of {sizes}?"
+            )
+        if weights[name].shape != shape:
+            raise WeightsError(
+                f"LightGlue weights: tensor {name!r} has shape {weights[name].shape}, expected {shape}; "
+                f"are they of a model of {sizes}?"
+            )
+    return weights
+
+
+def _parameters(net: Layers, *names: str) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and bias of linear layers, one below the other, in float64 for folding."""
+    weight, bias = (
+        np.concatenate([net.weights[f"{name}.{kind}"].astype(np.float64) for name in names])
+        for kind in ("weight", "bias")
+    )
+    return weight, bias
+
+
+def _linear(net: Layers, x: Var, weight: np.ndarray, bias: np.ndarray) -> Var:
+    return op.gemm(x, net.const(weight.T), net.const(bias))
+
+
+def _ints(*values: int) -> Var:
+    return op.const(np.array(values, np.int64))
+
+
+def _split(x: Var, *widths: int) -> tuple[Var, ...]:
+    return tuple(op.split(x, _ints(*widths), axis=-1))
+
+
+def _transposed(x: Var, axes: int = 2) -> Var:
+    return op.transpose(x, perm=[1, 0] if axes == 2 else [0, 2, 1])
+
+
+def _rotation(net: Layers, exact: Layers, sizes: LightGlueSizes, keypoints: Var, size: Var) -> tuple[Var, Var]:
+    """Cosines and signed sines (n, 2*dim) by which :func:`_self_attention` turns queries and keys."""
+    centre = op.mul(size, exact.const(0.5))
+    position = op.div(op.sub(keypoints, centre), op.reduce_max(centre))
+    angle = op.matmul(position, exact.const(net.weights["posenc.Wr.weight"].T))
+    cos, sin = net.cast(op.cos(angle)), net.cast(op.sin(angle))
+    pairs = 2 * sizes.heads  # of halves: queries and keys of each head
+    return op.concat([cos, cos] * pairs, axis=1), op.concat([op.neg(sin), sin] * pairs, axis=1)
+
+
+def _layer(net: Layers, sizes: LightGlueSizes, name: str, x: list[Var], rotations: list) -> list[Var]:
+    """One layer: attention within each image, then between the two; states (M, dim) and (N, dim)."""
+    x = [_self_attention(net, sizes, f"{name}.self_attn", each, turn) for each, turn in zip(x, rotations)]
+    return _cross_attention(net, sizes, f"{name}.cross_attn", *x)
+
+
+def _self_attention(net: Layers, sizes: LightGlueSizes, name: str, x: Var, rotation: tuple[Var, Var]) -> Var:
+    heads, width, dim = sizes.heads, sizes.head_dim, sizes.dim
+    weight, bias = _parameters(net, f"{name}.Wqkv")
+    # Upstream's rows: (head, coordinate, query/key/value), the coordinates in pairs (even, odd) that are turned
+    # together. Ours: (query/key/value, head, even/odd, pair), so that a turn swaps halves.
+    both = np.column_stack([weight, bias]).reshape(heads, width // 2, 2, 3, dim + 1).transpose(3, 0, 2, 1, 4)
+    both[0] *= width**-0.5
+    value = both[2].swapaxes(1, 2)  # in upstream's order, as the output projection expects it
+    both = np.concatenate([both[:2].reshape(2 * dim, dim + 1), value.reshape(dim, dim + 1)])
+    qk, v = _split(_linear(net, x, both[:, :-1], both[:, -1]), 2 * dim, dim)
+    halves = op.reshape(qk, _ints(0, 4 * heads, width // 2))
+    swapped = op.reshape(op.gather(halves, _ints(*(np.arange(4 * heads) ^ 1)), axis=1), _ints(0, 2 * dim))
+    cos, sin = rotation
+    q, k = _split(op.add(op.mul(qk, cos), op.mul(swapped, sin)), dim, dim)
+    message = _attend(net, sizes, *(_by_head(sizes, each) for each in (q, k, v)))
+    return _feed_forward(net, name, "out_proj", x, message)
+
+
+def _cross_attention(net: Layers, sizes: LightGlueSizes, name: str, x0: Var, x1: Var) -> list[Var]:
+    weight, bias = _parameters(net, f"{name}.to_qk", f"{name}.to_v")
+    weight[: sizes.dim] *= sizes.head_dim**-0.25  # on either side of the product
+    bias[: sizes.dim] *= sizes.head_dim**-0.25
+    (k0, v0), (k1, v1) = (
+        tuple(_by_head(sizes, each) for each in _split(_linear(net, x, weight, bias), sizes.dim, sizes.dim))
+        for x in (x0, x1)
+    )
+    # The products of the two directions are transposes of one another. Computing them twice is as fast as transposing
+    # one on a CPU, and what fused attention wants on a GPU.
+    messages = _attend(net, sizes, k0, k1, v1), _attend(net, sizes, k1, k0, v0)
+    return [_feed_forward(net, name, "to_out", x, message) for x, message in zip((x0, x1), messages)]
+
+
+def _by_head(sizes: LightGlueSizes, x: Var) -> Var:
+    """(n, dim) to (heads, n, head_dim); one head stays (n, dim)."""
+    if sizes.heads == 1:
+        return x
+    return op.transpose(op.reshape(x, _ints(0, sizes.heads, sizes.head_dim)), perm=[1, 0, 2])
+
+
+def _attend(net: Layers, sizes: LightGlueSizes, q: Var, k: Var, v: Var) -> Var:
+    """Values (n, dim) averaged by softmax(q k^T)."""
+    axes = 2 if sizes.heads == 1 else 3
+    if net.dtype == np.float16:
+        # Changes nothing but rounding: logits near 1000 that all queries share would leave steps of 0.5.
+        k = op.sub(k, op.reduce_mean(k, _ints(-2)))
+    logits = op.matmul(q, _transposed(k, axes))
+    if net.dtype == np.float32:
+        logits = op.max([logits, op.add(op.reduce_max(logits, _ints(-1)), net.const(_FLOOR))])
+    message = op.matmul(op.softmax(logits, axis=-1), v)
+    return message if axes == 2 else op.reshape(op.transpose(message, perm=[1, 0, 2]), _ints(0, sizes.dim))
+
+
+def _feed_forward(net: Layers, name: str, projection: str, x: Var, message: Var) -> Var:
+    """x + MLP of x beside the projected message; the projection is folded into the first layer."""
+    dim = len(net.weights[f"{name}.{projection}.bias"])
+    weight, bias = _parameters(net, f"{name}.ffn.0")
+    out_weight, out_bias = _parameters(net, f"{name}.{projection}")
+    bias += weight[:, dim:] @ out_bias
+    weight[:, dim:] = weight[:, dim:] @ out_weight
+    h = net.layer_norm(_linear(net, op.concat([x, message], axis=1), weight, bias), f"{name}.ffn.1")
+    gate = op.add(op.erf(op.div(h, net.const(np.sqrt(2)))), net.const(1))
+    gelu = op.mul(op.mul(h, gate), net.const(0.5))  # written as runtimes recognise it
+    return op.add(x, _linear(net, gelu, *_parameters(net, f"{name}.ffn.3")))
+
+
+def _assign(net: Layers, head: str, x0: Var, x1: Var) -> tuple[Var, Var]:
+    """Mutual best matches (M,) under the log assignment of section 3.2 of the paper, and their probabilities (M,)."""
+    weight, bias = _parameters(net, f"{head}.final_proj")
+    scale = len(bias) ** -0.25
+    p0, p1 = (_linear(net, x, weight * scale, bias * scale) for x in (x0, x1))
+    matchable = _parameters(net, f"{head}.matchability")
+    # log sigmoid(z) = -softplus(-z)
+    z0, z1 = (op.neg(op.softplus(_linear(net, x, -matchable[0], -matchable[1]))) for x in (x0, x1))
+    forward = op.add(op.log_softmax(op.matmul(p0, _transposed(p1)), axis=-1), z0)
+    backward = op.add(op.log_softmax(op.matmul(p1, _transposed(p0)), axis=-1), z1)
+    scores = op.add(forward, _transposed(backward))
+    best0 = op.arg_max(scores, axis=1)
+    best1 = op.arg_max(_transposed(scores), axis=1, keepdims=0)  # along rows, which is several times faster
+    rows = op.range(op.const(np.int64(0)), op.squeeze(op.shape(x0, end=1)), op.const(np.int64(1)))
+    mutual = op.equal(op.gather(best1, best0), op.unsqueeze(rows, _ints(1)))
+    matches = op.where(mutual, best0, _ints(-1))
+    probabilities = op.where(mutual, op.exp(op.gather_elements(scores, best0, axis=1)), net.const([0]))
+    return op.squeeze(matches, _ints(1)), op.squeeze(probabilities, _ints(1))
