@@ -82,14 +82,14 @@ def placing(target: str | Path) -> Iterator[BinaryIO]:
         part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
         file = open(part, "xb")
     try:
-        with file:
-            yield file
-            with writing(target.parent):
-                file.flush()
-                os.fsync(file.fileno())
+        yield file
         with writing(target.parent):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             os.replace(part, target)
     except BaseException:
+        file.raw.close()  # closing the file itself would flush again, fail again, and hide the reason
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise

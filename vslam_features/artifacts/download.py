@@ -92,7 +92,7 @@ def _receive(response, url: str, part: Path, have: int, size: int, progress: Pro
         part.parent.mkdir(parents=True, exist_ok=True)
         if start == 0:
             _notes(part).write_text(json.dumps({"url": url, "version": _version(response)}), encoding="utf-8")
-        file = open(part, "r+b" if start else "wb")
+        file = open(part, "r+b" if start else "wb", buffering=0)
     with file:
         file.seek(start)
         done = start
@@ -102,10 +102,10 @@ def _receive(response, url: str, part: Path, have: int, size: int, progress: Pro
             if done > size:
                 break
             with writing(part.parent):
-                file.write(block)
+                rest = memoryview(block)
+                while rest:
+                    rest = rest[file.write(rest) :]
             progress(done, size)
-        with writing(part.parent):
-            file.flush()
     if done > size:
         discard(part)
         raise FetchError(f"it has more than the expected {size} bytes")
