@@ -58,13 +58,15 @@ def add_parser(subparsers) -> None:
 
 
 def _verb(verbs, name: str, text: str, example: str) -> argparse.ArgumentParser:
-    return verbs.add_parser(
+    verb = verbs.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog=f"example: {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    verb.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+    return verb
 
 
 def _precision(parser) -> None:
