@@ -123,8 +123,7 @@ def run_gate(
             progress(f"{card.name}: parity pair {i + 1} of {len(cases)} ({case.name})")
         rows.append(_row(run, case, card.role, reference_run, LIMITS[precision]))
     golden = any(case.expected is not None for case in cases)
-    reasons = [f"{row.name}: {problem}" for row in rows for problem in row.problems]
-    reasons += _whole(rows, cases, card.role)
+    reasons = _grouped(rows) + _whole(rows, cases, card.role)
     if stopped:
         reasons.append(stopped)
     return ParityReport(
@@ -158,6 +157,15 @@ def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Lim
         return Row(case.name, None, sum(map(non_finite, got)), False, tuple(dict.fromkeys(faults)))
     result = compare(role, case.runs, expected, got, limits)
     return Row(case.name, result, result.nan, result.evidence, tuple(result.problems))
+
+
+def _grouped(rows: list[Row]) -> list[str]:
+    """Problems of pairs in words; the same one of several pairs makes one line."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        for problem in dict.fromkeys(row.problems):
+            names.setdefault(problem, []).append(row.name)
+    return [f"{', '.join(n) if len(n) < 4 else f'{len(n)} of {len(rows)} pairs'}: {text}" for text, n in names.items()]
 
 
 def _whole(rows: list[Row], cases: Sequence[Case], role: str) -> list[str]:
