@@ -81,7 +81,16 @@ class OnnxRuntime(Runtime):
         note = f"asked for '{request.device}' ({wanted}): {problem}" if problem else ""
         provider = session.get_providers()[0]
         device = _device(provider, session)
-        return OrtSession(session, Active("onnxruntime", ort.__version__, provider, device, note), path)
+        name = provider + self._precision(provider)
+        return OrtSession(session, Active("onnxruntime", ort.__version__, name, device, note), path)
+
+    def _precision(self, provider: str) -> str:
+        """What a provider computes in where that is not the model's own: a parity record is of one precision."""
+        reduced = {
+            BY_DEVICE["tensorrt"]: " fp16" * self.options.trt_fp16,
+            BY_DEVICE["cuda"]: " tf32" * self.options.tf32,
+        }
+        return reduced.get(provider, "")
 
     def _cpu_session(self, ort, path, request):
         try:

@@ -15,6 +15,13 @@ from .base import Active, LoadRequest, Runtime, Session, TensorSpec, backend_fai
 from .hardware import cpu_name, usable_cpus
 
 _DEVICES = ("cpu", "gpu", "npu", "auto")
+_DTYPES = {
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "boolean": np.dtype(np.bool_),
+    **{f"{kind[0]}{bits}": np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+}
 _SINK = re.compile(r"/sink_port_\d+$")
 
 
@@ -107,10 +114,12 @@ class OpenVinoSession(Session):
 
     def _run(self, inputs):
         try:
-            values = self._request.infer(inputs)  # copies in and out
+            # Not infer(), which with one thread loses exceptions and returns what was there (seen in 2026.4).
+            self._request.start_async(inputs, share_inputs=False)
+            self._request.wait()
+            return {n: np.array(self._request.get_output_tensor(i).data) for i, n in enumerate(self.outputs)}
         except Exception as error:  # the library raises RuntimeError and others
             raise backend_failure(self.active, error) from error
-        return {name: values[i] for i, name in enumerate(self.outputs)}
 
 
 def _library(shape_cache: int):
@@ -143,13 +152,17 @@ def _read(core, path: Path):
     """The model by the front end of its suffix: ``Core.read_model`` would try them all and complain on stderr."""
     try:
         if path.suffix != ".onnx":
-            return core.read_model(str(path))
-        from openvino.frontend import FrontEndManager
+            model = core.read_model(str(path))
+        else:
+            from openvino.frontend import FrontEndManager
 
-        front_end = FrontEndManager().load_by_framework("onnx")
-        return front_end.convert(front_end.load(str(path)))
+            front_end = FrontEndManager().load_by_framework("onnx")
+            model = front_end.convert(front_end.load(str(path)))
     except Exception as error:  # the library raises RuntimeError and others
         raise ModelFileError(f"openvino cannot read {path}: {_reason(error)}") from error
+    if not model.outputs:  # what it makes of an empty file
+        raise ModelFileError(f"openvino cannot read {path}: no outputs, the file is empty or cut off")
+    return model
 
 
 def _reason(error: Exception) -> str:
@@ -167,11 +180,10 @@ def _name(port, path: Path) -> str:
 
 
 def _spec(port, path: Path) -> TensorSpec:
-    try:
-        dtype = np.dtype(port.element_type.to_dtype())
-    except Exception as error:
-        raise ModelFileError(f"{path}: tensor '{_name(port, path)}' is a {port.element_type}") from error
+    kind = port.element_type.get_type_name()
+    if kind not in _DTYPES:
+        raise ModelFileError(f"{path}: tensor '{_name(port, path)}' is of type {kind}, which no array holds")
     shape = port.partial_shape
     if shape.rank.is_dynamic:
-        return TensorSpec(dtype, None)
-    return TensorSpec(dtype, tuple(None if d.is_dynamic else d.get_length() for d in shape))
+        return TensorSpec(_DTYPES[kind], None)
+    return TensorSpec(_DTYPES[kind], tuple(None if d.is_dynamic else d.get_length() for d in shape))
