@@ -9,7 +9,7 @@ import onnx
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument
 
-from ..errors import WeightsError
+from ..errors import ConfigError, WeightsError
 from .deformable import F32, deformed_taps, extent
 from .dkd import detect
 from .layers import Layers, finish
@@ -62,15 +62,14 @@ def shapes(sizes: AlikedSizes) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def check(weights: dict[str, np.ndarray], sizes: AlikedSizes) -> None:
-    """Raises WeightsError with the first tensor that is missing or of another shape."""
+def _check(weights: dict[str, np.ndarray], sizes: AlikedSizes) -> None:
     for name, shape in shapes(sizes).items():
         if name not in weights:
-            raise WeightsError(f"ALIKED: the weights have no tensor {name} {shape}; are they of this model?")
+            raise WeightsError(f"ALIKED weights: no tensor {name!r}, expected one of shape {shape}; is this ALIKED?")
         if weights[name].shape != shape:
             raise WeightsError(
-                f"ALIKED: tensor {name} has shape {weights[name].shape}, the sizes ask for {shape};"
-                " choose the sizes of the variant that the weights are of"
+                f"ALIKED weights: tensor {name!r} has shape {weights[name].shape}, expected {shape};"
+                " choose the variant (n16, t16) that the weights are of"
             )
 
 
@@ -88,12 +87,12 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
         precision: "fp32", or "fp16" for the backbone; what positions and scores are made from stays in float32.
 
     Raises:
+        ConfigError: unknown precision.
         WeightsError: a tensor is missing or has another shape.
-        ValueError: unknown precision.
     """
     if precision not in ("fp32", "fp16"):
-        raise ValueError(f"precision {precision!r}: fp32 or fp16")
-    check(weights, sizes)
+        raise ConfigError(f"ALIKED: precision is {precision!r}, expected 'fp32' or 'fp16'")
+    _check(weights, sizes)
     image = argument(Tensor(F32, (1, "C", "H", "W")))
     max_keypoints = argument(Tensor(np.int64, (1,)))
 
@@ -113,15 +112,11 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
 
     pyramid = Pyramid([op.cast(level, to=F32) for level in levels], size=size, offset=before)
     descriptors = describe(Layers(weights, F32), pyramid, found.xy, sizes.positions)
-    model = finish(
+    return finish(
         "aliked",
         {"image": image, "max_keypoints": max_keypoints},
         {"keypoints": found.xy, "scores": found.scores, "descriptors": descriptors},
     )
-    for node in model.graph.node:
-        if node.op_type == "MaxPool":
-            del node.output[1:]  # positions of the maxima: nobody reads them, and they cost ONNX Runtime's fast path
-    return model
 
 
 def _i64(*values: int) -> Var:
