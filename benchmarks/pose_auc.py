@@ -27,6 +27,7 @@ from vslam_features.camera import Camera
 from vslam_features.config import Config
 from vslam_features.geometry import Verifier
 from vslam_features.images import read_image, resize_long_side
+from vslam_features.models import Models
 from vslam_features.two_view import pose_difference_deg
 from vslam_features.types import Frame, Pose
 
@@ -66,9 +67,11 @@ def match_all(data: Path, name: str, config: Config, long_side: int):
     """Matched points, cameras and true pose of each pair; features are computed once an image."""
     f = config.features
     cls = registry.get("features", f.name)
-    extractor = cls(f.max_keypoints, 0, cls.Options(**f.options))
+    models = Models(config)
+    extractor = cls(f.max_keypoints, 0, cls.Options(**f.options), models)
     matcher_cls = registry.get("matcher", config.matcher.name)
-    matcher = matcher_cls(matcher_cls.Options(**config.matcher.options))
+    matcher = matcher_cls(matcher_cls.Options(**config.matcher.options), models)
+    matcher.require(extractor.identity)
     cache, out = {}, []
     for path0, path1, K0, K1, truth in load_pairs(data, name):
         sides = []
