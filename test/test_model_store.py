@@ -30,7 +30,7 @@ from vslam_features.artifacts.catalogue import (
 )
 from vslam_features.artifacts.ready import place_ready
 from vslam_features.artifacts.sources import fetch_weights, weights_path
-from vslam_features.artifacts.wheels import _bytes_below
+from vslam_features.artifacts.wheels import bytes_below
 from vslam_features.errors import CacheError, ConfigError, FetchError, ModelFileError
 from vslam_features.share import share_path
 
@@ -461,7 +461,7 @@ def test_bytes_are_counted_while_files_and_folders_come_and_go(tmp_path):
     try:
         counts, end = [], time.monotonic() + 20
         while len(counts) < 1000 or (max(counts) == 0 and time.monotonic() < end):
-            counts.append(_bytes_below(tmp_path))
+            counts.append(bytes_below(tmp_path))
     finally:
         done.set()
         thread.join()

@@ -87,7 +87,7 @@ def _run(command: list[str], folder: Path, log: BinaryIO, progress: Progress) ->
         raise FetchError(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
         while process.poll() is None:
-            progress(_bytes_below(folder), 0)
+            progress(bytes_below(folder), 0)
             time.sleep(0.1)
         return process.returncode
     finally:
@@ -96,7 +96,7 @@ def _run(command: list[str], folder: Path, log: BinaryIO, progress: Progress) ->
             process.wait()
 
 
-def _bytes_below(folder: Path) -> int:
+def bytes_below(folder: Path) -> int:
     """Bytes of all files; os.walk passes over folders that pip removes meanwhile, which Path.rglob does not."""
     total = 0
     for parent, _, names in os.walk(folder):
