@@ -26,6 +26,7 @@ from .layers import Layers, finish
 # Logits further below the largest of their row are raised to it. exp(-75)/2048 is the least weight that is no denormal
 # by a margin: LighterGlue's logits span hundreds, and arithmetic on denormals takes x86 ten times as long.
 _FLOOR = -75.0
+_END = np.iinfo(np.int64).max  # of a slice
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,14 @@ def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str 
     inputs |= {f"descriptors{i}": argument(Tensor(np.float32, (n, sizes.input_dim))) for i, n in count.items()}
     inputs |= {f"image_size{i}": argument(Tensor(np.float32, (2,))) for i in count}
 
-    rotations = [_rotation(net, exact, sizes, inputs[f"keypoints{i}"], inputs[f"image_size{i}"]) for i in count]
-    x = [_linear(net, net.cast(inputs[f"descriptors{i}"]), *_parameters(net, "input_proj")) for i in count]
+    pair = _Pair(op.shape(inputs["keypoints0"], end=1))
+    keypoints = op.concat([_position(exact, inputs[f"keypoints{i}"], inputs[f"image_size{i}"]) for i in count], axis=0)
+    descriptors = op.concat([inputs[f"descriptors{i}"] for i in count], axis=0)
+    rotation = _rotation(net, exact, sizes, keypoints)
+    x = _linear(net, net.cast(descriptors), *_parameters(net, "input_proj"))
     for i in range(sizes.layers):
-        x = _layer(net, sizes, f"transformers.{i}", x, rotations)
-    matches, scores = _assign(exact, _head(sizes), *(exact.cast(each) for each in x))
+        x = _layer(net, sizes, f"transformers.{i}", x, rotation, pair)
+    matches, scores = _assign(exact, _head(sizes), exact.cast(x), pair)
     return finish("lightglue", inputs, {"matches0": matches, "mscores0": scores})
 
 
@@ -137,7 +141,7 @@ def _ints(*values: int) -> Var:
     return op.const(np.array(values, np.int64))
 
 
-def _split(x: Var, *widths: int) -> tuple[Var, ...]:
+def _columns(x: Var, *widths: int) -> tuple[Var, ...]:
     return tuple(op.split(x, _ints(*widths), axis=-1))
 
 
@@ -145,52 +149,69 @@ def _transposed(x: Var, axes: int = 2) -> Var:
     return op.transpose(x, perm=[1, 0] if axes == 2 else [0, 2, 1])
 
 
-def _rotation(net: Layers, exact: Layers, sizes: LightGlueSizes, keypoints: Var, size: Var) -> tuple[Var, Var]:
+class _Pair:
+    """The points of both images, one below the other: M rows of image 0, N of image 1."""
+
+    def __init__(self, m: Var):
+        self.m = m  # int64 (1,)
+
+    def split(self, x: Var) -> tuple[Var, Var]:
+        """Rows of image 0, rows of image 1."""
+        return op.slice(x, _ints(0), self.m, _ints(0)), op.slice(x, self.m, _ints(_END), _ints(0))
+
+
+def _position(net: Layers, keypoints: Var, size: Var) -> Var:
+    """Keypoints from the centre of the image, in halves of its longer side."""
+    centre = op.mul(size, net.const(0.5))
+    return op.div(op.sub(keypoints, centre), op.reduce_max(centre))
+
+
+def _rotation(net: Layers, exact: Layers, sizes: LightGlueSizes, position: Var) -> tuple[Var, Var]:
     """Cosines and signed sines (n, 2*dim) by which :func:`_self_attention` turns queries and keys."""
-    centre = op.mul(size, exact.const(0.5))
-    position = op.div(op.sub(keypoints, centre), op.reduce_max(centre))
     angle = op.matmul(position, exact.const(net.weights["posenc.Wr.weight"].T))
     cos, sin = net.cast(op.cos(angle)), net.cast(op.sin(angle))
     pairs = 2 * sizes.heads  # of halves: queries and keys of each head
     return op.concat([cos, cos] * pairs, axis=1), op.concat([op.neg(sin), sin] * pairs, axis=1)
 
 
-def _layer(net: Layers, sizes: LightGlueSizes, name: str, x: list[Var], rotations: list) -> list[Var]:
-    """One layer: attention within each image, then between the two; states (M, dim) and (N, dim)."""
-    x = [_self_attention(net, sizes, f"{name}.self_attn", each, turn) for each, turn in zip(x, rotations)]
-    return _cross_attention(net, sizes, f"{name}.cross_attn", *x)
+def _layer(net: Layers, sizes: LightGlueSizes, name: str, x: Var, rotation: tuple[Var, Var], pair: _Pair) -> Var:
+    """One layer: attention within each image, then between the two; state (M + N, dim) in and out."""
+    x = _self_attention(net, sizes, f"{name}.self_attn", x, rotation, pair)
+    return _cross_attention(net, sizes, f"{name}.cross_attn", x, pair)
 
 
-def _self_attention(net: Layers, sizes: LightGlueSizes, name: str, x: Var, rotation: tuple[Var, Var]) -> Var:
+def _self_attention(
+    net: Layers, sizes: LightGlueSizes, name: str, x: Var, rotation: tuple[Var, Var], pair: _Pair
+) -> Var:
     heads, width, dim = sizes.heads, sizes.head_dim, sizes.dim
     weight, bias = _parameters(net, f"{name}.Wqkv")
     # Upstream's rows: (head, coordinate, query/key/value), the coordinates in pairs (even, odd) that are turned
     # together. Ours: (query/key/value, head, even/odd, pair), so that a turn swaps halves.
-    both = np.column_stack([weight, bias]).reshape(heads, width // 2, 2, 3, dim + 1).transpose(3, 0, 2, 1, 4)
-    both[0] *= width**-0.5
-    value = both[2].swapaxes(1, 2)  # in upstream's order, as the output projection expects it
-    both = np.concatenate([both[:2].reshape(2 * dim, dim + 1), value.reshape(dim, dim + 1)])
-    qk, v = _split(_linear(net, x, both[:, :-1], both[:, -1]), 2 * dim, dim)
+    rows = np.arange(3 * dim).reshape(heads, width // 2, 2, 3).transpose(3, 0, 2, 1)
+    rows = np.concatenate([rows[:2].ravel(), rows[2].swapaxes(1, 2).ravel()])  # values keep their order
+    weight, bias = weight[rows], bias[rows]
+    weight[:dim] *= width**-0.5
+    bias[:dim] *= width**-0.5
+    qk, v = _columns(_linear(net, x, weight, bias), 2 * dim, dim)
     halves = op.reshape(qk, _ints(0, 4 * heads, width // 2))
     swapped = op.reshape(op.gather(halves, _ints(*(np.arange(4 * heads) ^ 1)), axis=1), _ints(0, 2 * dim))
     cos, sin = rotation
-    q, k = _split(op.add(op.mul(qk, cos), op.mul(swapped, sin)), dim, dim)
-    message = _attend(net, sizes, *(_by_head(sizes, each) for each in (q, k, v)))
+    q, k = _columns(op.add(op.mul(qk, cos), op.mul(swapped, sin)), dim, dim)
+    (q0, q1), (k0, k1), (v0, v1) = (pair.split(each) for each in (q, k, v))
+    message = op.concat([_attend(net, sizes, q0, k0, v0), _attend(net, sizes, q1, k1, v1)], axis=0)
     return _feed_forward(net, name, "out_proj", x, message)
 
 
-def _cross_attention(net: Layers, sizes: LightGlueSizes, name: str, x0: Var, x1: Var) -> list[Var]:
+def _cross_attention(net: Layers, sizes: LightGlueSizes, name: str, x: Var, pair: _Pair) -> Var:
     weight, bias = _parameters(net, f"{name}.to_qk", f"{name}.to_v")
     weight[: sizes.dim] *= sizes.head_dim**-0.25  # on either side of the product
     bias[: sizes.dim] *= sizes.head_dim**-0.25
-    (k0, v0), (k1, v1) = (
-        tuple(_by_head(sizes, each) for each in _split(_linear(net, x, weight, bias), sizes.dim, sizes.dim))
-        for x in (x0, x1)
-    )
-    # The products of the two directions are transposes of one another. Computing them twice is as fast as transposing
-    # one on a CPU, and what fused attention wants on a GPU.
-    messages = _attend(net, sizes, k0, k1, v1), _attend(net, sizes, k1, k0, v0)
-    return [_feed_forward(net, name, "to_out", x, message) for x, message in zip((x0, x1), messages)]
+    qk, v = _columns(_linear(net, x, weight, bias), sizes.dim, sizes.dim)
+    (qk0, qk1), (v0, v1) = pair.split(qk), pair.split(v)
+    # The logits of the two directions are transposes of one another. Computing them twice is as fast as transposing
+    # them on a CPU, and what fused attention wants on a GPU.
+    message = op.concat([_attend(net, sizes, qk0, qk1, v1), _attend(net, sizes, qk1, qk0, v0)], axis=0)
+    return _feed_forward(net, name, "to_out", x, message)
 
 
 def _by_head(sizes: LightGlueSizes, x: Var) -> Var:
@@ -226,20 +247,19 @@ def _feed_forward(net: Layers, name: str, projection: str, x: Var, message: Var)
     return op.add(x, _linear(net, gelu, *_parameters(net, f"{name}.ffn.3")))
 
 
-def _assign(net: Layers, head: str, x0: Var, x1: Var) -> tuple[Var, Var]:
+def _assign(net: Layers, head: str, x: Var, pair: _Pair) -> tuple[Var, Var]:
     """Mutual best matches (M,) under the log assignment of section 3.2 of the paper, and their probabilities (M,)."""
     weight, bias = _parameters(net, f"{head}.final_proj")
     scale = len(bias) ** -0.25
-    p0, p1 = (_linear(net, x, weight * scale, bias * scale) for x in (x0, x1))
-    matchable = _parameters(net, f"{head}.matchability")
-    # log sigmoid(z) = -softplus(-z)
-    z0, z1 = (op.neg(op.softplus(_linear(net, x, -matchable[0], -matchable[1]))) for x in (x0, x1))
+    p0, p1 = pair.split(_linear(net, x, weight * scale, bias * scale))
+    weight, bias = _parameters(net, f"{head}.matchability")
+    z0, z1 = pair.split(op.neg(op.softplus(_linear(net, x, -weight, -bias))))  # log sigmoid(z) = -softplus(-z)
     forward = op.add(op.log_softmax(op.matmul(p0, _transposed(p1)), axis=-1), z0)
     backward = op.add(op.log_softmax(op.matmul(p1, _transposed(p0)), axis=-1), z1)
     scores = op.add(forward, _transposed(backward))
     best0 = op.arg_max(scores, axis=1)
     best1 = op.arg_max(_transposed(scores), axis=1, keepdims=0)  # along rows, which is several times faster
-    rows = op.range(op.const(np.int64(0)), op.squeeze(op.shape(x0, end=1)), op.const(np.int64(1)))
+    rows = op.range(op.const(np.int64(0)), op.squeeze(pair.m), op.const(np.int64(1)))
     mutual = op.equal(op.gather(best1, best0), op.unsqueeze(rows, _ints(1)))
     matches = op.where(mutual, best0, _ints(-1))
     probabilities = op.where(mutual, op.exp(op.gather_elements(scores, best0, axis=1)), net.const([0]))
