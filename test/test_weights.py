@@ -241,7 +241,7 @@ def test_code_in_a_pickle_is_named_and_not_run(load, tmp_path, index, protocol):
         (b"R", "damaged"),
         (b"t", "damaged"),
         (b"h\x07", "damaged"),
-        (b"\x8e" + struct.pack("<Q", 1 << 62), "damaged"),
+        (b"\x8d" + struct.pack("<Q", 1 << 62), "damaged"),
         (text("x" * (4 << 20)), "longer than 4 MiB"),
     ],
 )

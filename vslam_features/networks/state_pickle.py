@@ -64,6 +64,9 @@ _NUMBERS = {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"}
 _STRINGS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES"}
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _FIXED_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_OTHER = "PROTO FRAME STOP MARK BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET TUPLE APPEND APPENDS SETITEM SETITEMS"
+_OTHER += " GLOBAL STACK_GLOBAL BINPERSID REDUCE BUILD"
+_OPCODES = {*_CONSTANTS, *_NUMBERS, *_STRINGS, *_EMPTY, *_FIXED_TUPLES, *_OTHER.split()}
 
 
 class _Machine:
@@ -142,8 +145,6 @@ class _Machine:
             self.pop(dict)
             if not isinstance(stack[-1], dict):
                 raise WeightsError(f"it sets attributes of a {type(stack[-1]).__name__}")
-        else:
-            raise WeightsError(f"it holds the opcode {opcode}, which no state dict needs")
 
 
 def read_state_pickle(data: bytes, start: int = 0) -> tuple[Any, int]:
@@ -156,8 +157,14 @@ def read_state_pickle(data: bytes, start: int = 0) -> tuple[Any, int]:
     machine, position = _Machine(), 0
     stream = io.BytesIO(data[start : start + MAX_PICKLE_BYTES])
     try:
-        for opcode, argument, at in pickletools.genops(stream):
-            position = at or 0
+        while code := stream.read(1):
+            position = stream.tell() - 1
+            opcode = pickletools.code2op.get(code.decode("latin-1"))
+            # Before its argument is read: reading a number or a string of protocol 0 can take long.
+            if opcode is None or opcode.name not in _OPCODES:
+                name = opcode.name if opcode else code
+                raise WeightsError(f"it holds the opcode {name}, which no state dict needs")
+            argument = opcode.arg.reader(stream) if opcode.arg else None
             if opcode.name == "STOP":
                 return machine.pop(), start + position + 1
             machine.step(opcode.name, argument)
