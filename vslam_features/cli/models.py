@@ -123,17 +123,12 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
     from ..artifacts.card import read_card
     from ..artifacts.store import model_path
 
+    if entry.card is not None:
+        precision = entry.card.precision  # a ready file has one
     target = model_path(entry.name, precision)
     if force or not target.is_file() or read_card(target).source_sha256 != entry.weights.sha256:
-        try:
-            from ..networks.recipes import build_model
-        except ImportError as error:
-            raise PluginError(
-                f"building models needs onnx and spox ({error}): pip install 'vslam_features[models]', or build on "
-                f"another machine and copy its {target} to the same place here"
-            ) from error
-        build_model(entry, weights, precision)
-        print(f"{entry.name}: built {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
+        _write(entry, weights, precision, target)
+        print(f"{entry.name}: {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
     report = models_verify.verify(str(target), Config())
     outcome = "equals" if report.passed else "differs from"
     reference = "the golden outputs" if report.reference == "golden" else "its reference"
@@ -142,6 +137,22 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
         target.unlink(missing_ok=True)
         print(f"error: {entry.name}: failed its comparison, the file was removed\n{report.table()}", file=sys.stderr)
     return 0 if report.passed else 1
+
+
+def _write(entry, weights: Path, precision: str, target: Path) -> None:
+    if entry.card is not None:
+        from ..artifacts.ready import place_ready
+
+        place_ready(entry, weights)
+        return
+    try:
+        from ..networks.recipes import build_model
+    except ImportError as error:
+        raise PluginError(
+            f"building models needs onnx and spox ({error}): pip install 'vslam_features[models]', or build on "
+            f"another machine and copy its {target} to the same place here"
+        ) from error
+    build_model(entry, weights, precision)
 
 
 def _list(args) -> int:
