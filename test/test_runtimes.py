@@ -250,7 +250,7 @@ def test_results_are_not_overwritten_by_the_next_run(runtime, scale):
 
 @REAL
 @pytest.mark.parametrize("count", [1, 2])
-def test_failures_of_the_library_are_typed_and_the_session_goes_on(runtime, count, folder):
+def test_failures_of_the_library_are_typed_and_the_session_goes_on(runtime, count, folder, capfd):
     """Rows of a and b must be equally many, which no input specification tells. OpenVINO's synchronous call returns
     the last result instead of an error, where it has one thread."""
     path = save(
@@ -264,6 +264,7 @@ def test_failures_of_the_library_are_typed_and_the_session_goes_on(runtime, coun
     with pytest.raises(BackendError) as error:
         session.run({"a": np.ones((2, 4), np.float32), "b": np.ones((3, 4), np.float32)})
     assert str(error.value).startswith(str(session.active)) and "\n" not in str(error.value)
+    assert "".join(capfd.readouterr()) == ""  # it is in the exception, not on stderr as well
     out = session.run({"a": np.ones((2, 4), np.float32), "b": np.ones((2, 4), np.float32)})
     assert (out["y"] == 2).all()
 
@@ -325,7 +326,7 @@ def claims_cuda(monkeypatch, make):
         return real(path, options, providers=providers, **other)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("no libcudart"), raising=False)
     monkeypatch.setattr(
         onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
@@ -341,7 +342,8 @@ def breaks(real, path, options, providers, **other):
 
 
 @pytest.mark.parametrize("make, words", [(falls_back, "the session got CPUExecutionProvider"), (breaks, "libcudnn")])
-def test_the_sessions_word_counts_not_the_librarys(monkeypatch, scale, make, words):
+def test_the_sessions_word_counts_not_the_librarys(monkeypatch, capsys, caplog, scale, make, words):
+    caplog.set_level("INFO")
     claims_cuda(monkeypatch, make)
     with pytest.raises(RuntimeMissingError, match=words):
         OnnxRuntime().load(scale, LoadRequest("cuda", threads=1))
@@ -349,6 +351,7 @@ def test_the_sessions_word_counts_not_the_librarys(monkeypatch, scale, make, wor
     assert session.active.provider == "CPUExecutionProvider" and words in session.active.note
     assert session.active.device.startswith("cpu ")
     assert session.run(scaled())["sum"] == 42
+    assert capsys.readouterr().out == "" and "no libcudart" in caplog.text
 
 
 def test_a_gpu_session_is_named_by_its_device_and_precision(monkeypatch, scale):
@@ -572,6 +575,17 @@ def test_a_librarys_message_in_one_line():
     assert reason(damaged) == "bad name \ufffd in graph"
 
 
+def test_openvino_needs_a_name_for_each_tensor(tmp_path):
+    x = openvino.opset13.parameter([-1], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    y = openvino.opset13.negative(x)
+    y.output(0).set_names({"y"})
+    twins = [openvino.op.Result(y.output(0)) for _ in range(2)]
+    openvino.save_model(openvino.Model(twins, [x], "m"), str(tmp_path / "twins.xml"))
+    with pytest.raises(ModelFileError, match="2 tensors have 1 names: y"):
+        OpenVino().load(tmp_path / "twins.xml", ONE)
+
+
 def test_openvino_reads_its_own_format(scale, tmp_path):
     openvino.save_model(openvino.Core().read_model(str(scale)), str(tmp_path / "scale.xml"), compress_to_fp16=False)
     session = OpenVino().load(tmp_path / "scale.xml", ONE)
@@ -664,7 +678,7 @@ print(rss() - before, max(times) / np.median(times))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_memory_is_flat_over_300_pairs_of_any_size(name, folder):
-    """In a process of its own: no shape of an earlier call costs memory for good, and none takes long to be met first."""
+    """In a process of its own: no shape of an earlier call costs memory for good, none takes long at first."""
     path = attention(folder / f"memory_{name}.onnx", dim=256, layers=6)
     program = MEMORY.format(test=str(Path(__file__).parent), name=name, path=str(path))
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)

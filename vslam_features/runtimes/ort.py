@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from ..options import option
 from .base import Active, LoadRequest, Runtime, Session, TensorSpec, backend_failure, reason
 from .hardware import cpu_name, gpu_name, usable_cpus
 from .providers import BY_DEVICE, CPU, provider_chain
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "tensor(float)": np.float32,
@@ -59,8 +64,8 @@ class OnnxRuntime(Runtime):
         if wanted not in ort.get_available_providers():
             problem = "this build of the library has not got it"
         else:
-            if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]) and hasattr(ort, "preload_dlls"):
-                ort.preload_dlls()  # CUDA and cuDNN where pip installed them, which the loader does not search
+            if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
+                _preload(ort)
             try:
                 session = self._session(ort, path, request, chain)
             except Exception as error:  # the library's own exception types have no common root
@@ -82,7 +87,9 @@ class OnnxRuntime(Runtime):
         provider = session.get_providers()[0]
         device = _device(provider, session)
         name = provider + self._precision(provider)
-        return OrtSession(session, Active("onnxruntime", ort.__version__, name, device, note), path)
+        run_options = ort.RunOptions()
+        run_options.log_severity_level = 4  # not on stderr what the exception says
+        return OrtSession(session, run_options, Active("onnxruntime", ort.__version__, name, device, note), path)
 
     def _precision(self, provider: str) -> str:
         """What a provider computes in where that is not the model's own: a parity record is of one precision."""
@@ -116,14 +123,15 @@ class OnnxRuntime(Runtime):
 class OrtSession(Session):
     """A model in ONNX Runtime."""
 
-    def __init__(self, session, active: Active, path: Path):
+    def __init__(self, session, run_options, active: Active, path: Path):
         self._session, self.active = session, active
+        self._run_options = run_options
         self.inputs = {i.name: _spec(i, path, ()) for i in session.get_inputs()}
         self.outputs = {o.name: _spec(o, path, None) for o in session.get_outputs()}
 
     def _run(self, inputs):
         try:
-            values = self._session.run(list(self.outputs), inputs)
+            values = self._session.run(list(self.outputs), inputs, self._run_options)
         except Exception as error:  # the library's own exception types have no common root
             raise backend_failure(self.active, error) from error
         return {name: np.asarray(value) for name, value in zip(self.outputs, values)}
@@ -138,6 +146,16 @@ def _library():
             "for an NVIDIA GPU"
         ) from error
     return onnxruntime
+
+
+def _preload(ort) -> None:
+    """Load CUDA and cuDNN from where pip installs them, which the system's loader does not search."""
+    if not hasattr(ort, "preload_dlls"):  # before 1.21
+        return
+    with contextlib.redirect_stdout(io.StringIO()) as said:  # it prints what it does not find
+        ort.preload_dlls()
+    if said.getvalue():
+        logger.info("onnxruntime.preload_dlls: %s", " ".join(said.getvalue().split()))
 
 
 def _fix(device: str) -> str:

@@ -108,8 +108,8 @@ class OpenVinoSession(Session):
 
     def __init__(self, compiled, active: Active, path: Path):
         self.active = active
-        self.inputs = {_name(p, path): _spec(p, path) for p in compiled.inputs}
-        self.outputs = {_name(p, path): _spec(p, path) for p in compiled.outputs}
+        self.inputs = _specs(compiled.inputs, path)
+        self.outputs = _specs(compiled.outputs, path)
         self._request = compiled.create_infer_request()
 
     def _run(self, inputs):
@@ -168,6 +168,13 @@ def _read(core, path: Path):
 def _reason(error: Exception) -> str:
     """Without the chain of source files that OpenVINO puts in front."""
     return re.sub(r"^(Exception from \S+ )+", "", reason(error))
+
+
+def _specs(ports, path: Path) -> dict[str, TensorSpec]:
+    specs = {_name(p, path): _spec(p, path) for p in ports}
+    if len(specs) < len(ports):
+        raise ModelFileError(f"{path}: {len(ports)} tensors have {len(specs)} names: {', '.join(specs)}")
+    return specs
 
 
 def _name(port, path: Path) -> str:
