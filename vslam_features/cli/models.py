@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -216,7 +217,7 @@ def _info(args) -> int:
         records = records_of(facts["sha256"])
         linked = any(r.passed for r in records)
         facts["identity"] = str(identity(card, facts["sha256"], linked=linked))
-        facts["records"] = [r.to_dict() for r in records]
+        facts["records"] = [dataclasses.asdict(r) for r in records]
     facts |= _tensors(path)
     print(json.dumps(facts, indent=None if args.json else 2))
     return 0
