@@ -1,5 +1,7 @@
 """vlad against a slow loop, flat against a full sort."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import features, frame, image, unit
@@ -40,7 +42,8 @@ def test_vlad_is_its_definition(n):
 def test_the_shipped_codebooks(name):
     cls = registry.get("features", name)
     extractor = cls(500, 0, cls.Options())
-    words, sha256 = load_codebook(name)
+    words, sha256, weighted = load_codebook(name)
+    assert not weighted
     assert words.dtype == np.float32 and np.isfinite(words).all() and len(np.unique(words, axis=0)) == len(words)
     plugin = Vlad(Vlad.Options(), extractor.identity)
     assert sha256 in str(plugin.identity) or plugin.identity.sha256 == sha256
@@ -51,6 +54,28 @@ def test_the_shipped_codebooks(name):
     assert d[0] @ d[3] > max(d[0] @ d[1], d[0] @ d[2]) + 0.2, "a cut of the same picture is the most alike"
     blank = frame(np.zeros((240, 320), np.uint8))
     assert not plugin.describe(blank, extractor.extract(blank)).any()
+
+
+@pytest.mark.parametrize("n", [1, 50])
+def test_weights_are_factors_of_the_residuals(n):
+    """A weight of k is a descriptor that is there k times; all alike change nothing."""
+    rng = np.random.default_rng(n)
+    d, words, counts = unit(rng, n, 16), unit(rng, 8, 16), rng.integers(1, 5, n)
+    expected = slow_vlad(np.repeat(d, counts, axis=0), words)
+    np.testing.assert_allclose(vlad(d, words, counts.astype(np.float32) / 7), expected, atol=2e-6)
+    np.testing.assert_allclose(vlad(d, words, np.full(n, 0.3, np.float32)), vlad(d, words), atol=2e-6)
+
+
+def test_the_codebook_of_xfeat_weights_by_score():
+    codebook = load_codebook("xfeat")
+    assert codebook.weighted and codebook.words.shape == (64, 64) and np.isfinite(codebook.words).all()
+    xfeat = ModelIdentity("features", "xfeat", "0" * 64, "any")
+    plugin = Vlad(Vlad.Options(), xfeat)
+    assert plugin.identity.sha256 == codebook.sha256
+    found = features(unit(np.random.default_rng(0), 40, 64), model=xfeat)
+    found = dataclasses.replace(found, scores=np.arange(1, 41, dtype=np.float32))
+    expected = slow_vlad(np.repeat(found.descriptors, np.arange(1, 41), axis=0), codebook.words)
+    np.testing.assert_allclose(plugin.describe(frame(), found), expected, atol=2e-6)
 
 
 def test_codebooks_are_small():
@@ -80,6 +105,9 @@ def test_vlad_refusals():
     for bad in (np.nan, np.inf):
         with pytest.raises(DataError, match="not finite"):
             vlad(np.full((3, 8), bad, np.float32), words)
+    for bad in (np.ones(2, np.float32), np.array([1, np.nan, 1], np.float32)):
+        with pytest.raises(DataError, match="3 finite weights"):
+            vlad(np.zeros((3, 8), np.float32), words, bad)
     with pytest.raises(PluginError, match="'surf'.*orb, sift.*make_codebooks"):
         Vlad(Vlad.Options(), ModelIdentity("features", "surf", "0" * 64, "none"))
 

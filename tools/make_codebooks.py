@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """Make the VLAD codebooks that ship in ``vslam_features/codebooks``.
 
-    python tools/make_codebooks.py --words 64
+    python tools/make_codebooks.py
+    python tools/make_codebooks.py --features xfeat aliked
+
+Learned features need their model on this machine (``vslam-features models
+fetch xfeat aliked-n16``).
 
 Training images are those that scikit-image ships (public domain or CC0, see
 its ``skimage/data/README.txt``) and frames of this package's synthetic scenes,
@@ -21,7 +25,10 @@ import skimage
 from skimage import data
 
 from vslam_features import registry
+from vslam_features.config import Config
+from vslam_features.features.base import FeatureExtractor
 from vslam_features.matching.base import as_vectors
+from vslam_features.models import Models
 from vslam_features.replay.scenes import SceneOptions, make_scene
 from vslam_features.types import Frame
 
@@ -29,6 +36,8 @@ PHOTOS = (
     "astronaut brick camera chelsea clock coffee coins grass gravel hubble_deep_field immunohistochemistry moon page "
     "retina rocket text"
 ).split()
+WEIGHTED = ("xfeat",)
+"""Features whose scores say how reliable a descriptor is (see ``vslam_features/retrieval/vlad.py``)."""
 OUT = Path(__file__).resolve().parent.parent / "vslam_features" / "codebooks"
 
 
@@ -43,10 +52,8 @@ def training_images(seed: int):
             yield scene.frame(int(i)).image
 
 
-def descriptors(features_name: str, seed: int, per_image: int) -> np.ndarray:
+def descriptors(extractor: FeatureExtractor, seed: int) -> np.ndarray:
     """(N, D) f32 local descriptors of the training images."""
-    cls = registry.get("features", features_name)
-    extractor = cls(max_keypoints=per_image, long_side=640, options=cls.Options())
     rows = []
     for image in training_images(seed):
         image = np.ascontiguousarray(image)
@@ -61,18 +68,23 @@ def main():
     parser.add_argument("--words", type=int, default=64)
     parser.add_argument("--per-image", type=int, default=600, help="descriptors taken from an image at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--features", nargs="+", default=["sift", "orb"])
+    parser.add_argument("--features", nargs="+", default=["sift", "orb"], help="plug-ins")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    for name in args.features:
-        d = descriptors(name, args.seed, args.per_image)
+    models = Models(Config())
+    for plugin in args.features:
+        cls = registry.get("features", plugin)
+        extractor = cls(args.per_image, 640, cls.Options(), models)
+        d = descriptors(extractor, args.seed)
         cv2.setRNGSeed(args.seed)
         criteria = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 100, 1e-4)
         _, _, words = cv2.kmeans(d, args.words, None, criteria, 5, cv2.KMEANS_PP_CENTERS)
+        name = extractor.identity.name  # of the model, which may differ from the plug-in's
         path = args.out / f"vlad_{name}.npz"
-        np.savez_compressed(
-            path, words=words.astype(np.float16), seed=args.seed, descriptors=len(d), scikit_image=skimage.__version__
-        )
+        facts = {"seed": args.seed, "descriptors": len(d), "scikit_image": skimage.__version__}
+        if name in WEIGHTED:
+            facts["weighted"] = True
+        np.savez_compressed(path, words=words.astype(np.float16), **facts)
         size = path.stat().st_size / 1024
         print(f"{path}: {args.words} words of {d.shape[1]} from {len(d)} descriptors, {size:.0f} KiB")
 
