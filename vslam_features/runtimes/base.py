@@ -137,7 +137,10 @@ class Runtime(ABC):
         if not path.is_file():
             raise ModelFileError(f"{path}: no such model file")
         start = time.perf_counter()
-        session = self._load(path, request)
+        try:
+            session = self._load(path, request)
+        except UnicodeDecodeError as error:  # from the bindings of a library, at any name in the file
+            raise ModelFileError(f"{path}: damaged, holds a name that is not UTF-8: {reason(error)}") from error
         session.load_ms = (time.perf_counter() - start) * 1e3
         return session
 

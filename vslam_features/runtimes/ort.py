@@ -177,6 +177,6 @@ def _spec(port, path: Path, without_shape: tuple | None) -> TensorSpec:
     ONNX demands a shape for every input, so that there it means a scalar.
     """
     if port.type not in _DTYPES:
-        raise ModelFileError(f"{path}: tensor '{port.name}' is a {port.type}, which no array holds")
+        raise ModelFileError(f"{path}: tensor {port.name!r} is a {port.type}, which no array holds")
     shape = tuple(s if isinstance(s, int) and s >= 0 else None for s in port.shape) if port.shape else without_shape
     return TensorSpec(np.dtype(_DTYPES[port.type]), shape)

@@ -173,7 +173,7 @@ def _reason(error: Exception) -> str:
 def _specs(ports, path: Path) -> dict[str, TensorSpec]:
     specs = {_name(p, path): _spec(p, path) for p in ports}
     if len(specs) < len(ports):
-        raise ModelFileError(f"{path}: {len(ports)} tensors have {len(specs)} names: {', '.join(specs)}")
+        raise ModelFileError(f"{path}: {len(ports)} tensors have {len(specs)} names: {sorted(specs)}")
     return specs
 
 
@@ -189,7 +189,7 @@ def _name(port, path: Path) -> str:
 def _spec(port, path: Path) -> TensorSpec:
     kind = port.element_type.get_type_name()
     if kind not in _DTYPES:
-        raise ModelFileError(f"{path}: tensor '{_name(port, path)}' is of type {kind}, which no array holds")
+        raise ModelFileError(f"{path}: tensor {_name(port, path)!r} is of type {kind}, which no array holds")
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         return TensorSpec(_DTYPES[kind], None)
