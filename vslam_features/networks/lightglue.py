@@ -150,14 +150,14 @@ def _transposed(x: Var, axes: int = 2) -> Var:
 
 
 class _Pair:
-    """The points of both images, one below the other: M rows of image 0, N of image 1."""
+    """The points of both images, one below the other: (..., M + N, channels), M of image 0 and N of image 1."""
 
     def __init__(self, m: Var):
         self.m = m  # int64 (1,)
 
     def split(self, x: Var) -> tuple[Var, Var]:
-        """Rows of image 0, rows of image 1."""
-        return op.slice(x, _ints(0), self.m, _ints(0)), op.slice(x, self.m, _ints(_END), _ints(0))
+        """Those of image 0 and those of image 1."""
+        return op.slice(x, _ints(0), self.m, _ints(-2)), op.slice(x, self.m, _ints(_END), _ints(-2))
 
 
 def _position(net: Layers, keypoints: Var, size: Var) -> Var:
@@ -197,7 +197,7 @@ def _self_attention(
     swapped = op.reshape(op.gather(halves, _ints(*(np.arange(4 * heads) ^ 1)), axis=1), _ints(0, 2 * dim))
     cos, sin = rotation
     q, k = _columns(op.add(op.mul(qk, cos), op.mul(swapped, sin)), dim, dim)
-    (q0, q1), (k0, k1), (v0, v1) = (pair.split(each) for each in (q, k, v))
+    (q0, q1), (k0, k1), (v0, v1) = (pair.split(_by_head(sizes, each)) for each in (q, k, v))
     message = op.concat([_attend(net, sizes, q0, k0, v0), _attend(net, sizes, q1, k1, v1)], axis=0)
     return _feed_forward(net, name, "out_proj", x, message)
 
@@ -207,7 +207,7 @@ def _cross_attention(net: Layers, sizes: LightGlueSizes, name: str, x: Var, pair
     weight[: sizes.dim] *= sizes.head_dim**-0.25  # on either side of the product
     bias[: sizes.dim] *= sizes.head_dim**-0.25
     qk, v = _columns(_linear(net, x, weight, bias), sizes.dim, sizes.dim)
-    (qk0, qk1), (v0, v1) = pair.split(qk), pair.split(v)
+    (qk0, qk1), (v0, v1) = (pair.split(_by_head(sizes, each)) for each in (qk, v))
     # The logits of the two directions are transposes of one another. Computing them twice is as fast as transposing
     # them on a CPU, and what fused attention wants on a GPU.
     message = op.concat([_attend(net, sizes, qk0, qk1, v1), _attend(net, sizes, qk1, qk0, v0)], axis=0)
