@@ -9,12 +9,16 @@ threshold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 MATCH_THRESHOLD = 0.1  # the host's, on ``mscores0``
 EVIDENCE = 8  # matches, or keypoints a view, below which a pair's agreement proves nothing
+# Match scores above this are compared: those between are on the steep part of a sigmoid, where rounding errors grow.
+CONFIDENT = 0.8
+PAIR_FACTOR = 3
 _RATIO = 0.9  # of distances to the best and second-best descriptor, for mutual matches
 _WEAKEST = 0.1  # share of keypoints, the weakest, whose presence is not compared
 _SAME_PX = 1.0  # two keypoints may be the same; detectors keep theirs further apart
@@ -25,7 +29,7 @@ class Limits:
     """What may differ.
 
     Args:
-        rms: relative RMS of a tensor's difference on a pair.
+        rms: relative RMS of a tensor's difference over all pairs; on one pair ``PAIR_FACTOR`` times that.
         agreement: least share of equal matches, or of keypoints found with their descriptor.
         counts: relative difference in the number of matches; ``slack`` matches more or less always pass.
         radius_px: that a keypoint may lie off. shift_px: the median offset of all.
@@ -45,21 +49,33 @@ class Limits:
     border: float
 
 
+# Relative RMS that was measured (OpenVINO and ONNX Runtime, x86 with AVX512-FP16 and -BF16; XFeat, ALIKED, LighterGlue,
+# LightGlue, EfficientNet): fp32 <= 0.001 % (descriptors 0.02 %, for golden ones are fp16); fp16 files <= 0.5 %; all
+# computed in fp16 0.4-0.9 %, in bf16 2-6 % (bf16 has three bits less: eight times the limit). Equal matches or
+# keypoints on the worst pair: fp32 100 %, fp16 96 %, bf16 91 %. Match counts within 5 %, in bf16 8 %; matchers that
+# TensorRT runs in mixed precision lose 5 to 10 %. What must fail is far off: a graph whose indices were rounded to fp16
+# kept 15 % of the keypoints, with descriptors 34 % off; half a pixel keeps none.
 LIMITS = {
     "fp32": Limits(0.001, 0.99, 0.01, 1, 0.05, 0.02, 0.9999, 0.9999, 0.002),
-    "fp16": Limits(0.01, 0.90, 0.10, 2, 0.25, 0.10, 0.99, 0.999, 0.02),
-    "bf16": Limits(0.08, 0.85, 0.10, 2, 0.35, 0.15, 0.97, 0.995, 0.05),
-    "int8": Limits(0.15, 0.70, 0.15, 3, 0.45, 0.20, 0.90, 0.98, 0.10),
+    "fp16": Limits(0.01, 0.90, 0.10, 3, 0.25, 0.10, 0.99, 0.999, 0.02),
+    "bf16": Limits(0.08, 0.85, 0.10, 4, 0.35, 0.15, 0.97, 0.995, 0.05),
+    "int8": Limits(0.15, 0.70, 0.15, 6, 0.45, 0.20, 0.90, 0.98, 0.10),
 }
 
 
 @dataclass
 class TensorFigures:
-    """Of one tensor on one pair. ``max_error``: in the tensor's unit."""
+    """Of one tensor on one pair. ``max_error``: in the tensor's unit; ``squared*``: sums over its values."""
 
-    rms: float
+    squared_error: float
+    squared: float
     max_error: float
     cosine: float
+
+    @property
+    def rms(self) -> float:
+        """Relative RMS of the difference."""
+        return relative_rms([self])
 
 
 @dataclass
@@ -90,17 +106,29 @@ def compare(role: str, runs, expected, got, limits: Limits) -> Comparison:
         runs: inputs of each run. expected, got: outputs of each, by our tensor names.
     """
     result = Comparison(nan=sum(non_finite(outputs) for outputs in got))
-    if result.nan:
-        values = sum(v.size for outputs in got for v in outputs.values())
-        result.problems.append(f"{result.nan} of {values} values are NaN or infinite")
     for e, g in zip(expected, got):
         result.problems += _shape_problems(role, e, g)
-    if not result.problems:
-        {"features": _features, "matcher": _matches, "global": _globals}[role](result, runs, expected, got, limits)
-        for name, figures in result.tensors.items():
-            if not figures.rms <= limits.rms:
-                result.problems.append(f"{name} differs by {figures.rms:.2%} RMS, at most {limits.rms:.1%}")
+    if result.problems:
+        return result
+    if result.nan:
+        if role == "matcher":  # NaN in what matches depend on leaves none of them
+            result.matches = int(matched(expected[0]).sum()), int(matched(got[0]).sum())
+        values = sum(v.size for outputs in got for v in outputs.values())
+        result.problems.append(f"{result.nan} of {values} values are NaN or infinite")
+        return result
+    {"features": _features, "matcher": _matches, "global": _globals}[role](result, runs, expected, got, limits)
+    most = PAIR_FACTOR * limits.rms
+    result.problems += [
+        f"{name} is {figures.rms:.2%} RMS off the reference, on a pair at most {most:.1%}"
+        for name, figures in result.tensors.items()
+        if not figures.rms <= most
+    ]
     return result
+
+
+def relative_rms(figures: Sequence[TensorFigures]) -> float:
+    """Of a tensor over several pairs."""
+    return float(np.sqrt(sum(f.squared_error for f in figures) / sum(f.squared for f in figures)))
 
 
 def non_finite(outputs: dict[str, np.ndarray]) -> int:
@@ -140,13 +168,15 @@ def _matches(result: Comparison, runs, expected, got, limits: Limits) -> None:
         result.problems.append(f"matches0 goes from {g['matches0'].min()} to {g['matches0'].max()} for {n} keypoints")
     same = is_e & is_g & (e["matches0"] == g["matches0"])
     certain = np.maximum(np.where(is_e, e["mscores0"], 0), np.where(is_g, g["mscores0"], 0))
-    either = (is_e | is_g) & ((is_e & is_g) | (certain > MATCH_THRESHOLD + limits.border))
+    unsure = (is_e != is_g) & (certain <= MATCH_THRESHOLD + limits.border)
+    _check_counts(result, limits, int(unsure.sum()))
+    either = (is_e | is_g) & ~unsure
     if either.any():
         result.agreement = float(same[either].mean())
         wrong = int((either & ~same).sum())
-        if wrong > limits.slack and result.agreement < limits.agreement:
+        if wrong > limits.slack and result.agreement < limits.agreement and not result.zero:
             result.problems.append(f"{result.agreement:.1%} of matches agree, at least {limits.agreement:.0%}")
-    _check_counts(result, limits)
+    same &= e["mscores0"] > CONFIDENT
     if result.evidence and same.any():
         result.tensors["mscores0"] = _figures(e["mscores0"][same], g["mscores0"][same])
     if "covisibility_score" in e and "covisibility_score" in g:
@@ -156,13 +186,14 @@ def _matches(result: Comparison, runs, expected, got, limits: Limits) -> None:
 
 def _features(result: Comparison, runs, expected, got, limits: Limits) -> None:
     stacks, sides_e, sides_g = {"scores": [], "descriptors": []}, [], []
-    found, offsets, counts = [], [], [0, 0]
+    found, offsets, counts, absent = [], [], [0, 0], 0
     for e, g in zip(expected, got):
         e, g = ({k: v[o["scores"] > 0] for k, v in o.items() if k in _OF_FEATURES} for o in (e, g))
         counts[0] += len(e["keypoints"])
         counts[1] += len(g["keypoints"])
         to_g, distance = _same(e["keypoints"], g["keypoints"])
         rows = np.flatnonzero(to_g >= 0)
+        absent += max(len(e["keypoints"]), len(g["keypoints"])) - len(rows)
         good_e, good_g = np.zeros(len(e["keypoints"]), bool), np.zeros(len(g["keypoints"]), bool)
         if len(rows):
             partner = to_g[rows]
@@ -192,7 +223,7 @@ def _features(result: Comparison, runs, expected, got, limits: Limits) -> None:
             )
     if len(sides_e) == 2:
         result.matches = _mutual(*sides_e), _mutual(*sides_g)
-        _check_counts(result, limits)
+        _check_counts(result, limits, absent)
     if result.evidence:
         for name, stack in stacks.items():
             if stack:
@@ -219,11 +250,12 @@ def _globals(result: Comparison, runs, expected, got, limits: Limits) -> None:
 _OF_FEATURES = ("keypoints", "scores", "descriptors")
 
 
-def _check_counts(result: Comparison, limits: Limits) -> None:
+def _check_counts(result: Comparison, limits: Limits, unsure: int) -> None:
+    """``unsure``: matches that may be there or not, beyond what the limits allow."""
     expected, got = result.matches
     if result.zero:
         result.problems.append(f"no match, the reference has {expected}")
-    elif abs(got - expected) > max(limits.slack, limits.counts * expected):
+    elif abs(got - expected) > max(limits.slack, limits.counts * expected) + unsure:
         result.problems.append(f"{got} matches, the reference has {expected}, at most {limits.counts:.0%} apart")
 
 
@@ -231,7 +263,8 @@ def _same(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each keypoint of ``a`` (N, 2) its mutual nearest within ``_SAME_PX`` in ``b``, -1 where none; and how far."""
     if not len(a) or not len(b):
         return np.full(len(a), -1), np.full(len(a), np.inf)
-    distance = np.linalg.norm(a[:, None] - b[None], axis=2)
+    x, y = (a[:, None, i].astype(np.float64) - b[None, :, i] for i in range(2))
+    distance = np.sqrt(x * x + y * y)
     to_b, to_a = distance.argmin(axis=1), distance.argmin(axis=0)
     near = distance[np.arange(len(a)), to_b]
     return np.where((to_a[to_b] == np.arange(len(a))) & (near <= _SAME_PX), to_b, -1), near
@@ -248,7 +281,7 @@ def _mutual(a: np.ndarray, b: np.ndarray) -> int:
         return 0
     cosine = _unit(a) @ _unit(b).T
     to_b, to_a = cosine.argmax(axis=1), cosine.argmax(axis=0)
-    best, second = np.sort(cosine, axis=1)[:, :-3:-1].T
+    second, best = np.partition(cosine, -2, axis=1)[:, -2:].T
     distinct = np.sqrt(np.maximum(2 - 2 * best, 0)) < _RATIO * np.sqrt(np.maximum(2 - 2 * second, 0))
     return int((distinct & (to_a[to_b] == np.arange(len(a)))).sum())
 
@@ -265,11 +298,11 @@ def _row_cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _figures(expected: np.ndarray, got: np.ndarray, floor: float = 1e-12) -> TensorFigures:
-    """``floor``: of the RMS that differences are related to."""
+    """``floor``: least RMS that differences are related to."""
     e, g = np.ravel(expected).astype(np.float64), np.ravel(got).astype(np.float64)
-    scale = max(float(np.sqrt(np.mean(e**2))), floor)
     return TensorFigures(
-        float(np.sqrt(np.mean((g - e) ** 2))) / scale,
+        float(((g - e) ** 2).sum()),
+        max(float((e**2).sum()), e.size * floor**2),
         float(np.abs(g - e).max()),
         float(_row_cosine(e[None], g[None])[0]),
     )

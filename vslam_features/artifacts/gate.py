@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import BackendError, NonFiniteError, VslamFeaturesError
 from .card import ModelCard
 from .cases import Case, Tensors
-from .compare import LIMITS, Comparison, Limits, compare, non_finite
+from .compare import LIMITS, Comparison, Limits, compare, non_finite, relative_rms
 
 GATE_VERSION = 1  # of cases, measures and limits; records of another are not used
 LIMIT_S = 120.0
@@ -37,11 +37,12 @@ class Row:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor over all pairs: the worst relative RMS and the pair it is of, largest error, least cosine."""
+    """A tensor over all pairs: relative RMS, that of the worst pair, largest error, least cosine."""
 
     name: str
     rms: float
-    pair: str
+    worst_rms: float
+    worst_pair: str
     max_error: float
     cosine: float
 
@@ -123,11 +124,17 @@ def run_gate(
             progress(f"{card.name}: parity pair {i + 1} of {len(cases)} ({case.name})")
         rows.append(_row(run, case, card.role, reference_run, LIMITS[precision]))
     golden = any(case.expected is not None for case in cases)
+    tensors, limits = _tensors(rows), LIMITS[precision]
     reasons = _grouped(rows) + _whole(rows, cases, card.role)
+    reasons += [
+        f"all pairs: {t.name} is {t.rms:.2%} RMS off the reference, at most {limits.rms:.1%}"
+        for t in tensors
+        if not t.rms <= limits.rms
+    ]
     if stopped:
         reasons.append(stopped)
     return ParityReport(
-        card.role, card.name, precision, "golden" if golden else "session", tuple(rows), _tensors(rows), tuple(reasons),
+        card.role, card.name, precision, "golden" if golden else "session", tuple(rows), tensors, tuple(reasons),
         time.monotonic() - start,
     )  # fmt: skip
 
@@ -187,8 +194,9 @@ def _tensors(rows: list[Row]) -> tuple[TensorRow, ...]:
     out = []
     for name, values in figures.items():
         pair, worst = max(values, key=lambda item: item[1].rms)
-        cosine, error = min(v.cosine for _, v in values), max(v.max_error for _, v in values)
-        out.append(TensorRow(name, worst.rms, pair, error, cosine))
+        every = [v for _, v in values]
+        cosine, error = min(v.cosine for v in every), max(v.max_error for v in every)
+        out.append(TensorRow(name, relative_rms(every), worst.rms, pair, error, cosine))
     return tuple(out)
 
 

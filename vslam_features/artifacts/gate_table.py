@@ -44,8 +44,11 @@ def table(report: ParityReport) -> str:
     lines = [f"{report.name} ({report.role}, {report.precision}) against its {_REFERENCES[report.reference]}", ""]
     lines += _aligned([head, *rows])
     if report.tensors:
-        head = ["tensor", "rel. RMS", "max error", "cosine", "worst on"]
-        figures = [[t.name, f"{t.rms:.2e}", f"{t.max_error:.2e}", f"{t.cosine:.7f}", t.pair] for t in report.tensors]
+        head = ["tensor", "rel. RMS", "max error", "cosine", "worst pair", ""]
+        figures = [
+            [t.name, f"{t.rms:.2e}", f"{t.max_error:.2e}", f"{t.cosine:.7f}", f"{t.worst_rms:.2e}", t.worst_pair]
+            for t in report.tensors
+        ]
         lines += ["", *_aligned([head, *figures])]
     lines += ["", f"limits: RMS {limits.rms:.1%}, agreement {limits.agreement:.0%}, match counts {limits.counts:.0%}"]
     zero = sum(row.comparison is not None and row.comparison.zero for row in report.rows)

@@ -60,6 +60,10 @@ class Record:
     made_with: str = __version__
     schema: int = SCHEMA
 
+    def to_dict(self) -> dict:
+        """Plain JSON values."""
+        return dataclasses.asdict(self) | {"reasons": list(self.reasons)}
+
     @property
     def summary(self) -> str:
         """One line for diagnostics and reports."""
@@ -110,14 +114,14 @@ def save(
     )  # fmt: skip
     try:
         path = _folder(folder) / _file_name(key)
-        place(path, json.dumps(dataclasses.asdict(record), indent=1, sort_keys=True).encode())
+        place(path, json.dumps(record.to_dict(), indent=1, sort_keys=True).encode())
     except CacheError as error:
         logger.warning("%s: the parity record cannot be kept, the gate will run again: %s", card.name, error)
     return record
 
 
 def records_of(sha256: str, folder: Path | None = None) -> list[Record]:
-    """All records of a model file, on whichever runtime and device."""
+    """All records of a model file, on whatever runtime and device, of any version of the gate."""
     try:
         paths = sorted(_folder(folder).glob(f"{sha256[:16]}-*.json"))
     except (OSError, CacheError):
