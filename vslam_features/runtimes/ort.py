@@ -42,11 +42,11 @@ class OnnxRuntime(Runtime):
 
         spin: bool = option(
             False,
-            "Threads wait for the next call by spinning. Costs up to three times the CPU time between calls with "
-            "pauses, and slows down everything else on shared cores.",
+            "Threads wait for the next call by spinning: 1.2 to 3 times the CPU time where calls have pauses between "
+            "them, no faster on cores that others use as well.",
         )
         cpu_arena: bool = option(
-            True, "The CPU keeps the memory of the largest run for the next; off gives it back and is ~30 % slower."
+            True, "The CPU keeps the memory of the largest run for the next; off gives it back and is ~5 % slower."
         )
         cache_dir: str = option("", "Folder of TensorRT's engines and timings; empty: build at every load.")
         gpu_mem_limit_mb: int = option(0, "Most GPU memory of CUDA's arena, MiB; 0: no limit.", low=0)
