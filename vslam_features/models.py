@@ -11,11 +11,11 @@ import numpy as np
 
 from . import registry
 from .artifacts import cases, records
-from .artifacts.cache import cache_folder, sha256_of
-from .artifacts.card import ModelCard, identity, read_card
+from .artifacts.cache import cache_folder
+from .artifacts.card import PRECISIONS, ModelCard, identity, read_card
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
-from .artifacts.store import locate
+from .artifacts.store import content_sha256, locate
 from .config import Config
 from .engine import Engine, Health, OpenedModel, bound
 from .errors import ModelError, ModelFileError, ModelMissingError, ParityError
@@ -34,7 +34,7 @@ class _File:
 
     @classmethod
     def at(cls, path: Path) -> _File:
-        return cls(path, read_card(path), sha256_of(path))
+        return cls(path, read_card(path), content_sha256(path))
 
 
 class Models:
@@ -69,14 +69,11 @@ class Models:
         if session.active.note:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
-        opened = OpenedModel(
-            file.path,
-            file.card,
-            file.sha256,
-            identity(file.card, file.sha256, linked=record.passed),
-            record.passed,
-            record.summary,
-        )
+        # Compared with itself a file of less precision proves nothing of the fp32 one.
+        linked = record.passed and (record.reference != "self" or file.card.precision == "fp32")
+        unverified_on = "" if record.passed else f"{session.active} {session.active.device}"
+        result_of = identity(file.card, file.sha256, linked=linked, unverified_on=unverified_on)
+        opened = OpenedModel(file.path, file.card, file.sha256, result_of, record.passed, record.summary)
         # Descriptors of an unverified model compare with nothing else, its own reference included.
         keep = r.fallback == "reference" and (record.passed or role == "matcher")
         engine = Engine(opened, session, reference.load if keep else None, self.incidents)
@@ -129,7 +126,7 @@ class Models:
         """A session of a file that is still the one that was looked at. Raises ModelFileError."""
         cls = registry.get("runtime", runtime)
         session = cls(cls.Options(**options)).load(file.path, request)
-        if sha256_of(file.path) != file.sha256:
+        if content_sha256(file.path) != file.sha256:
             raise ModelFileError(f"{file.path}: its content has changed since it was opened; start again")
         return session
 
@@ -146,7 +143,7 @@ class Models:
         except ModelError as error:
             logger.info("%s: no fp32 reference: %s", file.card.name, error)
             return file
-        return twin if twin.card.source_sha256 == file.card.source_sha256 else file
+        return twin if _same_weights(twin.card, file.card) else file
 
     def _shipped(self, file: _File, session: Session) -> list[cases.Case]:
         spec = session.inputs.get(file.card.inputs.get("descriptors0", "descriptors0"))
@@ -161,12 +158,15 @@ class Models:
             reference_run=reference.run,
             progress=self.progress,
             limit_s=self.config.models.gate_s,
+            precision=_computed(session, file.card),
         )
 
     def _record(self, file: _File, session: Session, reference: _Reference) -> records.Record:
         """The parity record of a session; made now where there is none. Raises ParityError where it failed."""
         card = file.card
-        record = records.find(file.sha256, card, session.active)
+        record = records.find(file.sha256, card, session.active, _computed(session, card))
+        if record is not None and record.reference == "self" and reference.file.sha256 != file.sha256:
+            record = None  # the fp32 file came later
         if record is None:
             self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
             report = self._gate(file, session, reference, self._shipped(file, session))
@@ -191,19 +191,35 @@ class _Reference:
         self._models = models
         self._run: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
 
-    def load(self) -> Session:
+    def load(self) -> tuple[Session, ModelCard]:
         """Raises ModelMissingError, ModelFileError where the file is gone or another since it was opened."""
         if not self.file.path.is_file():
             raise ModelMissingError(f"the reference {self.file.path} is gone since the model was opened; start again")
         request = LoadRequest(threads=self._models.config.runtime.threads, optimise=False)
-        return self._models.load(self.file, "onnxruntime", {}, request)
+        return self._models.load(self.file, "onnxruntime", {}, request), self.file.card
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Loads at the first run: golden outputs need no session."""
         if self._run is None:
-            self._run = bound(self.load(), self.file.card)
+            self._run = bound(*self.load())
         return self._run(inputs)
 
 
 def _label(file: _File, twin: _File) -> str:
     return "self" if twin.sha256 == file.sha256 else twin.sha256
+
+
+def _same_weights(a: ModelCard, b: ModelCard) -> bool:
+    """Whether two files are to compute the same; of files of unknown making nobody knows."""
+    same = (a.role, a.source_sha256, a.preprocessing.id) == (b.role, b.source_sha256, b.preprocessing.id)
+    return same and bool(a.source_sha256)
+
+
+def _computed(session: Session, card: ModelCard) -> str:
+    """The precision that a model computes in, where its runtime may take less than the file has.
+
+    Runtimes say so behind the name of the provider (``CPU bf16``). TF32 has the mantissa of fp16.
+    """
+    told = {"f16": "fp16", "fp16": "fp16", "tf32": "fp16", "bf16": "bf16"}
+    words = [told[w] for w in session.active.provider.split()[1:] if w in told]
+    return max([card.precision, *words], key=PRECISIONS.index)
