@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
-from .artifacts.store import locate
+from .artifacts.cache import cache_folder
+from .artifacts.store import SUFFIXES, locate
 from .config import Config
 from .errors import ModelMissingError
 
+_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino"}
 # Classical plug-ins need no file.
 CLASSICAL = {"features.name": "sift", "matcher.name": "nearest", "retrieval.name": "vlad"}
 
@@ -18,35 +21,61 @@ def available(config: Config) -> tuple[Config, str]:
     Raises ModelMissingError where files are missing and ``models.if_missing`` is ``error``.
     """
     groups = {"features": config.features, "matcher": config.matcher, "retrieval": config.retrieval}
-    missing = {}
-    for name, group in groups.items():
-        if "model" in group.options and (name != "retrieval" or config.loops.enabled):
-            if problem := _problem(group.options["model"], config):
-                missing[name] = problem
+    used = {
+        name: group.options["model"]
+        for name, group in groups.items()
+        if "model" in group.options and (name != "retrieval" or config.loops.enabled)
+    }
+    missing = {name: model for name, model in used.items() if _missing(model, config)}
     if not missing:
         return config, ""
+    problem = _problem(list(dict.fromkeys(missing.values())), config)
     if config.models.if_missing == "error":
-        raise ModelMissingError("; ".join(dict.fromkeys(missing.values())))
+        raise ModelMissingError(problem)
     replaced = ["retrieval"] if set(missing) == {"retrieval"} else ["features", "matcher"]
     if "retrieval" in missing:
         replaced = list(dict.fromkeys([*replaced, "retrieval"]))
     values = {f"{n}.name": CLASSICAL[f"{n}.name"] for n in replaced}
     wanted = " + ".join(groups[n].name for n in replaced)
     text = (
-        f"running {' + '.join(values.values())} instead of {wanted}: {'; '.join(dict.fromkeys(missing.values()))} "
+        f"running {' + '.join(values.values())} instead of {wanted}: {problem} "
         "(models.if_missing: error makes this an error)"
     )
     return Config.from_flat(values, base=config), text
 
 
-def _problem(model: str, config: Config) -> str:
-    """Why a model cannot be opened for want of a file or a library; empty where it can."""
-    library = {"onnxruntime": "onnxruntime", "openvino": "openvino"}.get(config.runtime.name)
-    if library and importlib.util.find_spec(library) is None:
-        extra = {"onnxruntime": "cpu", "openvino": "openvino"}[library]
-        return f"{library} is not installed: run \"pip install 'vslam_features[{extra}]'\""
+def _missing(model: str, config: Config) -> bool:
+    """Whether a model cannot be opened for want of its file or of the library that runs it."""
+    if _library(config):
+        return True
     try:
         locate(model, config.runtime.precision)
-    except ModelMissingError as error:
-        return str(error)
-    return ""
+    except ModelMissingError:
+        return True
+    return False
+
+
+def _library(config: Config) -> str:
+    """The library that the runtime needs, where it is not installed; else empty."""
+    library = config.runtime.name
+    return library if library in _EXTRAS and importlib.util.find_spec(library) is None else ""
+
+
+def _problem(models: list[str], config: Config) -> str:
+    """Why these models cannot be opened, and what brings them, in one sentence."""
+    if library := _library(config):
+        return f"{library} is not installed: run \"pip install 'vslam_features[{_EXTRAS[library]}]'\""
+    if len(models) > 1 and not any(Path(m).suffix in SUFFIXES for m in models):
+        precision = config.runtime.precision
+        variant = "" if precision == "fp32" else f" --precision {precision}"
+        return (
+            f"models {', '.join(models)} ({precision}) are not on this machine (looked in {cache_folder('models')}): "
+            f"run 'vslam-features models fetch {' '.join(models)}{variant}'"
+        )
+    problems = []
+    for model in models:
+        try:
+            locate(model, config.runtime.precision)
+        except ModelMissingError as error:
+            problems.append(str(error))
+    return "; ".join(problems)

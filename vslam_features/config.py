@@ -331,7 +331,7 @@ def _names() -> list[str]:
 
 
 def _matcher_of(features: str) -> str:
-    return registry.get("features", features).default_matcher
+    return getattr(registry.get("features", features), "default_matcher", "nearest")
 
 
 @dataclass(frozen=True)

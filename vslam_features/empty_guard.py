@@ -22,7 +22,7 @@ class EmptyGuard:
     """Decides when the fallback is asked about an empty result.
 
     Where it agrees (a blank wall, a blurred turn), it is asked half as often each time: a scene without texture must
-    not cost two matchers an image.
+    not cost two matchers an image. One guard watches pairs of one distance, such as each keyframe with the one before.
     """
 
     def __init__(self, config: ModelsConfig):
@@ -31,7 +31,7 @@ class EmptyGuard:
         self._wait, self._skip = 1, 0
 
     def doubt(self, keyframe: Keyframe, ref: Keyframe, matches: Matches) -> str:
-        """Why the result of two adjacent keyframes is in doubt; empty where it is not."""
+        """Why the result of two keyframes that follow one another is in doubt; empty where it is not."""
         if self.config.zero_matches == 0 or len(matches) or matches.status not in _EMPTY:
             self._streak = 0
             return ""

@@ -109,19 +109,20 @@ class Engine:
     Safe to call from several threads: runs wait for one another.
 
     Args:
-        load_fallback: loads the session that repeats failed runs, at the first fault; None: there is none.
+        load_fallback: loads the session that repeats failed runs, at the first fault, with the card that names its
+            tensors; None: there is none.
     """
 
     model: OpenedModel
     session: Session
-    load_fallback: Callable[[], Session] | None
+    load_fallback: Callable[[], tuple[Session, ModelCard]] | None
     incidents: Incidents
     counts: Counts = field(default_factory=Counts)
     last_fault: str = ""
 
     def __post_init__(self):
         self._lock = threading.Lock()
-        self._fallback: Session | None = None
+        self._fallback: tuple[Session, ModelCard] | None = None
 
     @property
     def identity(self) -> ModelIdentity:
@@ -154,7 +155,9 @@ class Engine:
                     answer = self._repeat(inputs, str(error))
                 except VslamFeaturesError as second:
                     self.counts.lost += 1
-                    logger.error("%s: the fallback failed too: %s", self.model.card.name, second)
+                    self.last_fault = f"{error}; the fallback failed too: {second}"
+                    if _rarely(self.counts.lost):
+                        logger.error("%s: the fallback failed too: %s", self.model.card.name, second)
                     raise error from second
                 if answer is None:
                     self.counts.lost += 1
@@ -193,7 +196,7 @@ class Engine:
         m, active = self.model, self.session.active
         fallback = "none" if self.load_fallback is None else "ready"
         if self._fallback is not None:
-            fallback = str(self._fallback.active)
+            fallback = str(self._fallback[0].active)
         return Health(
             role=m.card.role,
             name=m.card.name,
@@ -215,10 +218,11 @@ class Engine:
             return None
         if self._fallback is None:
             self._fallback = self.load_fallback()
-        return Answer(bound(self._fallback, self.model.card)(inputs), f"fallback {self._fallback.active}", fault)
+        session, card = self._fallback
+        return Answer(bound(session, card)(inputs), f"fallback {session.active}", fault)
 
     def _note(self, fault: str, inputs, outputs) -> None:
-        """Count, log and keep a fault."""
+        """Log and keep a fault that was counted."""
         self.last_fault = fault
         card = self.model.card
         kept = self.incidents.save(
@@ -227,5 +231,10 @@ class Engine:
         )  # fmt: skip
         self.counts.incidents += kept is not None
         n = self.counts.faults
-        if n & (n - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a fault at each image must not drown the log
+        if _rarely(n):
             logger.error("%s: fault %d: %s%s", card.name, n, fault, f"; the input is kept in {kept}" if kept else "")
+
+
+def _rarely(n: int) -> bool:
+    """The 1st, 2nd, 4th, 8th ...: a fault at each image must not drown the log."""
+    return n & (n - 1) == 0

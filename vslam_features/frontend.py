@@ -69,7 +69,7 @@ class FrontEnd:
         self.index = registry.get("index", self.config.retrieval.index)()
         odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
         self.loops = LoopJudge(self.config.loops, self.keyframes, odometry)
-        self.empty_guard = EmptyGuard(self.config.models)
+        self._guards: dict[int, EmptyGuard] = {}
         self.policy.reset()
 
     def process(self, frame: Frame) -> tuple[Tracked, Loops | None]:
@@ -150,11 +150,19 @@ class FrontEnd:
             matches = stages.run(stage, self._match, keyframe.features, keyframe, ref)
         if matches is None:
             matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults[stage])
-        elif kind is PairKind.TRACK and (doubt := self.empty_guard.doubt(keyframe, ref, matches)):
-            second = stages.run(stage, self._match_again, keyframe, ref, doubt)
-            self.empty_guard.answered(agreed=second is None)
-            matches = matches if second is None else second
+        elif kind is PairKind.TRACK:
+            matches = self._guarded(stages, keyframe, ref, matches)
         return PairResult(kind, keyframe.id, ref.id, ref.stamp_ns, matches)
+
+    def _guarded(self, stages: Stages, keyframe: Keyframe, ref: Keyframe, matches: Matches) -> Matches:
+        """The matches, or where they are empty without a reason those of the fallback."""
+        guard = self._guards.setdefault(keyframe.id - ref.id, EmptyGuard(self.config.models))
+        doubt = guard.doubt(keyframe, ref, matches)
+        if not doubt:
+            return matches
+        second = stages.run("match", self._match_again, keyframe, ref, doubt)
+        guard.answered(agreed=second is None)
+        return matches if second is None else second
 
     def _retrieve(self, keyframe: Keyframe) -> list[Candidate]:
         r = self.config.retrieval

@@ -8,6 +8,7 @@ fields. ``docs/models.md`` is the reference of the fields.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import typing
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ METADATA_KEY = "vslam_features"
 SCHEMA = 1
 ROLES = ("features", "matcher", "global")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+_KINDS = {str: "a text", int: "a whole number", tuple: "a list", Preprocessing: "a mapping"}
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class ModelCard:
         if not isinstance(values, dict):
             raise ModelFileError(f"{where}: a model card is a mapping, got {type(values).__name__}")
         schema = values.get("schema", SCHEMA)
-        if not isinstance(schema, int) or schema > SCHEMA:
+        if type(schema) is not int or not 1 <= schema <= SCHEMA:
             raise ModelFileError(
-                f"{where}: the card has schema {schema!r}, this version reads up to {SCHEMA}: update vslam_features"
+                f"{where}: the card has schema {schema!r}, this version reads 1 to {SCHEMA}: update vslam_features"
             )
         hints, known = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
         problems = [f"unknown field '{n}'" for n in sorted(set(values) - set(known), key=str)]
@@ -92,12 +94,15 @@ class ModelCard:
             members = value.items() if isinstance(value, dict) else ()
             texts = all(isinstance(k, str) and isinstance(v, str) for k, v in members)
             if not isinstance(value, kind) or isinstance(value, bool) or not texts:
-                problems.append(f"{name}: expected {hints[name]}, got {value!r}")
+                problems.append(f"{name}: expected {_KINDS.get(kind, 'texts by name')}, got {value!r}")
         for name, choices in (("role", ROLES), ("precision", PRECISIONS)):
             if isinstance(given.get(name), str) and given[name] not in choices:
                 problems.append(f"{name}: '{given[name]}' is not one of {', '.join(choices)}")
-        if any(not isinstance(n, int) or isinstance(n, bool) for n in given.get("early_stop_layers") or ()):
-            problems.append(f"early_stop_layers: expected numbers, got {given['early_stop_layers']}")
+        layers, stops = given.get("layers", 0), given.get("early_stop_layers", ())
+        if isinstance(layers, int) and layers < 0:
+            problems.append(f"layers: expected a number of layers, got {layers}")
+        if isinstance(stops, tuple) and any(type(n) is not int or n < 1 for n in stops):
+            problems.append(f"early_stop_layers: expected numbers of layers, from 1, got {list(stops)}")
         if problems:
             raise ModelFileError(f"{where}: not a valid model card: {'; '.join(problems)}; see docs/models.md")
         return cls(**given)
@@ -113,7 +118,7 @@ def read_card(path: Path) -> ModelCard:
     if sidecar.is_file():
         try:
             values = yaml.safe_load(sidecar.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # ValueError: dates, numbers, UTF-8
             raise ModelFileError(f"{sidecar}: cannot be read as YAML: {error}") from error
         return ModelCard.from_dict(values, str(sidecar))
     text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
@@ -124,7 +129,7 @@ def read_card(path: Path) -> ModelCard:
         )
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of too many digits too
         raise ModelFileError(f"{path}: the model card inside is not JSON: {error}") from error
     return ModelCard.from_dict(values, str(path))
 
@@ -134,13 +139,17 @@ def sidecar_path(path: Path) -> Path:
     return path.with_name(path.name + ".card.yaml")
 
 
-def identity(card: ModelCard, content_sha256: str, *, linked: bool) -> ModelIdentity:
+def identity(card: ModelCard, content_sha256: str, *, linked: bool, unverified_on: str = "") -> ModelIdentity:
     """What makes features of this file comparable with others.
 
-    ``linked``: a passing parity record ties this file to its source weights.
-    Without one the file stands for itself alone.
+    Args:
+        linked: a passing parity record ties this file to its source weights. Without one it stands for itself alone.
+        unverified_on: the runtime that failed the comparison with the reference, or was not compared: there the file
+            does not even compute what it computes elsewhere.
     """
     sha256 = card.source_sha256 if linked and card.source_sha256 else content_sha256
+    if unverified_on:
+        sha256 = hashlib.sha256(f"{content_sha256} on {unverified_on}".encode()).hexdigest()
     return ModelIdentity(card.role, card.name, sha256, card.preprocessing.id)
 
 

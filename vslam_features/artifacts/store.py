@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from ..errors import ModelMissingError
-from .cache import cache_folder
+from ..errors import ConfigError, ModelMissingError
+from .cache import cache_folder, sha256_of
+from .catalogue import find_entry
 
 SUFFIXES = (".onnx", ".xml", ".engine")
 
@@ -18,18 +20,35 @@ def model_path(name: str, precision: str) -> Path:
 def locate(model: str, precision: str) -> Path:
     """The file of a model: a path that ends in .onnx, .xml or .engine, else a name in the cache.
 
-    Raises ModelMissingError that names the command which brings it.
+    Raises:
+        ModelMissingError: it is not here; names the command which brings it.
+        ConfigError: it is neither here nor in the registry; names the closest.
     """
-    path = Path(model).expanduser()
-    if path.suffix in SUFFIXES:
+    if Path(model).suffix in SUFFIXES:
+        try:
+            path = Path(model).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(f"model file {model}: {error}") from error
         if not path.is_file():
-            raise ModelMissingError(f"model file {path} is not there; got it as the name of a model: check the path")
+            raise ModelMissingError(f"there is no model file {path}: check the path, or give the name of a model")
         return path
     path = model_path(model, precision)
     if not path.is_file():
+        find_entry(model)
         variant = "" if precision == "fp32" else f" --precision {precision}"
         raise ModelMissingError(
             f"model '{model}' ({precision}) is not on this machine (looked for {path}): "
             f"run 'vslam-features models fetch {model}{variant}'"
         )
     return path
+
+
+def content_sha256(path: Path) -> str:
+    """SHA-256 of a model: of its file, or of all where its weights lie beside it. Raises CacheError.
+
+    Beside it: OpenVINO's ``.bin``, and the external data of ONNX under the names that exporters give them.
+    """
+    beside = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
+    beside += [path.with_name(path.name + end) for end in (".data", "_data")] if path.suffix == ".onnx" else []
+    parts = [sha256_of(p) for p in (path, *beside) if p == path or p.is_file()]
+    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()

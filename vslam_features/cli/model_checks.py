@@ -32,15 +32,18 @@ def check_runtimes() -> Iterator[Check]:
             OK, "onnxruntime", f"{onnxruntime.__version__} from {', '.join(installed) or 'the system'}; {offered}"
         )
     if find_spec("openvino") is not None:
-        yield Check(OK, "openvino", metadata.version("openvino"))
+        try:
+            version = metadata.version("openvino")
+        except metadata.PackageNotFoundError:  # of the system, not of pip
+            version = "of the system"
+        yield Check(OK, "openvino", version)
 
 
 def check_models() -> Iterator[Check]:
     """The models of the default configuration: whether they are here, and what their parity records say."""
-    from ..artifacts.cache import sha256_of
     from ..artifacts.card import read_card
     from ..artifacts.records import records_of
-    from ..artifacts.store import locate
+    from ..artifacts.store import content_sha256, locate
     from ..config import Config
     from ..errors import ModelMissingError
 
@@ -49,20 +52,21 @@ def check_models() -> Iterator[Check]:
     for name in (g.options["model"] for g in groups if "model" in g.options):
         try:
             path = locate(name, config.runtime.precision)
-            card, sha256 = read_card(path), sha256_of(path)
+            card, sha256 = read_card(path), content_sha256(path)
         except ModelMissingError:
             yield Check(WARN, "model", f"{name} is not here", f"vslam-features models fetch {name}")
             continue
         except ModelError as error:
             yield Check(FAIL, "model", str(error), f"vslam-features models fetch {name} --force")
             continue
-        records = records_of(sha256)
-        failed = [r for r in records if not r.passed]
+        # Of each runtime the newest counts: those of older versions say nothing of what is installed.
+        newest = {r.runtime: r for r in sorted(records_of(sha256), key=lambda r: r.time)}
+        used, passed = newest.get(config.runtime.name), [name for name, r in newest.items() if r.passed]
         text = f"{card.name} {card.precision}, {path.stat().st_size / 1e6:.1f} MB"
-        if failed:
-            text += f"; failed on {failed[0].runtime}: {'; '.join(failed[0].reasons[:2])}"
+        if used and not used.passed:
+            text += f"; failed on {used.runtime}: {'; '.join(used.reasons[:2])}"
             yield Check(FAIL, "model", text, f"vslam-features models verify {name}; then choose another runtime")
-        elif not records:
+        elif not passed:
             yield Check(OK, "model", f"{text}; verified at its first use")
         else:
-            yield Check(OK, "model", f"{text}; verified on {', '.join(sorted({r.runtime for r in records}))}")
+            yield Check(OK, "model", f"{text}; verified on {', '.join(sorted(passed))}")

@@ -121,13 +121,13 @@ def _build(args) -> int:
 
 def _make(entry, weights: Path, precision: str, force: bool) -> int:
     """Build and verify a model; 1 where it failed. A file that failed does not stay."""
-    from ..artifacts.card import read_card
+    from ..artifacts.card import sidecar_path
     from ..artifacts.store import model_path
 
     if entry.card is not None:
         precision = entry.card.precision  # a ready file has one
     target = model_path(entry.name, precision)
-    if force or not target.is_file() or read_card(target).source_sha256 != entry.weights.sha256:
+    if force or not _is_of(target, entry):
         _write(entry, weights, precision, target)
         print(f"{entry.name}: {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
     report = models_verify.verify(str(target), Config())
@@ -135,9 +135,25 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
     reference = "the golden outputs" if report.reference == "golden" else "its reference"
     print(f"{entry.name} {precision}: {outcome} {reference} on {len(report.rows)} pairs")
     if not report.passed:
-        target.unlink(missing_ok=True)
+        for path in (target, sidecar_path(target)):
+            path.unlink(missing_ok=True)
         print(f"error: {entry.name}: failed its comparison, the file was removed\n{report.table()}", file=sys.stderr)
     return 0 if report.passed else 1
+
+
+def _is_of(target: Path, entry) -> bool:
+    """Whether the model file is there, whole, and made from the weights of the registry."""
+    from ..artifacts.cache import sha256_of
+    from ..artifacts.card import read_card
+
+    if not target.is_file():
+        return False
+    try:
+        made_from = read_card(target).source_sha256
+    except ModelError as error:
+        print(f"{entry.name}: making it anew: {error}", file=sys.stderr)
+        return False
+    return (made_from if entry.card is None else sha256_of(target)) == entry.weights.sha256
 
 
 def _write(entry, weights: Path, precision: str, target: Path) -> None:
@@ -176,13 +192,12 @@ def _list(args) -> int:
 
 
 def _state(entry, default: bool) -> dict:
-    from ..artifacts.cache import sha256_of
     from ..artifacts.records import records_of
     from ..artifacts.sources import weights_path
-    from ..artifacts.store import model_path
+    from ..artifacts.store import content_sha256, model_path
 
     built = [p for p in ("fp32", "fp16") if model_path(entry.name, p).is_file()]
-    records = [r for p in built for r in records_of(sha256_of(model_path(entry.name, p)))]
+    records = [r for p in built for r in records_of(content_sha256(model_path(entry.name, p)))]
     return {
         "name": entry.name,
         "role": entry.role,
@@ -199,15 +214,14 @@ def _state(entry, default: bool) -> dict:
 
 
 def _info(args) -> int:
-    from ..artifacts.cache import sha256_of
     from ..artifacts.card import identity, read_card
     from ..artifacts.file_kind import identify
     from ..artifacts.records import records_of
-    from ..artifacts.store import locate
+    from ..artifacts.store import content_sha256, locate
 
     path = locate(args.model, args.precision)
     facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
-    facts["sha256"] = sha256_of(path)
+    facts["sha256"] = content_sha256(path)
     try:
         card = read_card(path)
     except ModelError as error:
@@ -215,8 +229,8 @@ def _info(args) -> int:
     else:
         facts["card"] = card.to_dict()
         records = records_of(facts["sha256"])
-        linked = any(r.passed for r in records)
-        facts["identity"] = str(identity(card, facts["sha256"], linked=linked))
+        passed = any(r.passed for r in records)
+        facts["identity"] = str(identity(card, facts["sha256"], linked=True)) if passed else "of its own, unverified"
         facts["records"] = [dataclasses.asdict(r) for r in records]
     facts |= _tensors(path)
     print(json.dumps(facts, indent=None if args.json else 2))

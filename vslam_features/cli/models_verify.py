@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -69,7 +70,8 @@ def _extractor(model: str, config: Config, models):
     if card.role != "matcher":
         return None
     plugin = registry.get("features", card.features_model.partition("-")[0])
-    options = plugin.Options(model=card.features_model)
+    learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
+    options = plugin.Options(model=card.features_model) if learned else plugin.Options()
     features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
 
     def extract(image):

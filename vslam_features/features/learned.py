@@ -53,10 +53,12 @@ class LearnedFeatures(FeatureExtractor):
             )
         factor = np.array(frame.image_size, np.float64) / searched
         keypoints = ((keypoints + 0.5) * factor - 0.5).astype(np.float32)
-        keep = np.flatnonzero(scores > 0)
+        order = np.argsort(-scores, kind="stable")
+        keep = order[scores[order] > 0]
         if frame.mask is not None:
             at = np.clip(np.rint(keypoints[keep]).astype(int), 0, np.array(frame.image_size) - 1)
             keep = keep[frame.mask[at[:, 1], at[:, 0]]]
+        keep = keep[: self.max_keypoints]  # a model of others may have a number of its own
         return Features(
             keypoints[keep],
             scores[keep],
