@@ -17,6 +17,9 @@ from .sddh import Pyramid, describe
 
 _MULTIPLE = 32  # sides of the padded image: the coarsest level has a 32nd of the resolution
 _STEPS = (1, 2, 8, 32)  # pixels of the image between those of each level
+# SELU is _GAMMA times this ELU. The factor goes into the weights of the layers that follow, because runtimes fuse a
+# convolution with an ELU, or have a fast one, but not with a SELU.
+_ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
     padded = op.pad(image, op.concat([_i64(0, 0), begin, _i64(0, 0), after], axis=0), mode="edge")
     padded = op.expand(padded, _i64(1, 3, 1, 1))
 
-    net = Layers(_rearranged(weights, sizes), np.float16 if precision == "fp16" else F32)
+    net = Layers(_rearranged(weights), np.float16 if precision == "fp16" else F32)
     levels = _levels(net, padded)
     scores = op.sigmoid(op.cast(_score_logits(net, levels), to=F32))
     scores = op.slice(scores, begin, op.add(begin, op.gather(size, rows)), _i64(2, 3))
@@ -123,13 +126,20 @@ def _i64(*values: int) -> Var:
     return op.const(np.array(values, np.int64))
 
 
-def _rearranged(weights: dict[str, np.ndarray], sizes: AlikedSizes) -> dict[str, np.ndarray]:
-    """Weights as the graph multiplies them: deformable kernels over sampled taps, the score head level by level."""
+def _elu(x: Var) -> Var:
+    return op.elu(x, alpha=_ALPHA)
+
+
+def _rearranged(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights of the backbone as the graph multiplies them: after ELU in place of SELU, deformable kernels over sampled
+    taps, and the first layer of the score head level by level."""
     out = dict(weights)
     for name, w in weights.items():
+        if w.ndim == 4 and name != "block1.conv1.weight":  # the one whose input is no activation
+            out[name] = w = w * F32(_GAMMA)
         if name.endswith(".regular_conv.weight"):
             out[name] = w.reshape(len(w), -1, 1, 1)
-    for i, part in enumerate(np.split(weights["score_head.0.weight"], 4, axis=1), 1):
+    for i, part in enumerate(np.split(out["score_head.0.weight"], 4, axis=1), 1):
         out[f"score_head.0.level{i}.weight"] = part
     return out
 
@@ -148,14 +158,14 @@ def _levels(net: Layers, image: Var) -> list[Var]:
         return net.conv(deformed_taps(x, offsets), name + ".regular_conv", norm=norm)
 
     x = net.cast(image)
-    x = op.selu(conv(op.selu(conv(x, 1, 1)), 1, 2))
+    x = _elu(conv(_elu(conv(x, 1, 1)), 1, 2))
     levels = [x]
     for block, pool in (2, 2), (3, 4), (4, 4):
         x = op.average_pool(x, kernel_shape=[pool, pool], strides=[pool, pool])
-        y = conv(op.selu(conv(x, block, 1)), block, 2)
-        x = op.selu(op.add(y, net.conv(x, f"block{block}.downsample")))
+        y = conv(_elu(conv(x, block, 1)), block, 2)
+        x = _elu(op.add(y, net.conv(x, f"block{block}.downsample")))
         levels.append(x)
-    return [op.selu(net.conv(x, f"conv{i}")) for i, x in enumerate(levels, 1)]
+    return [_elu(net.conv(x, f"conv{i}")) for i, x in enumerate(levels, 1)]
 
 
 def _score_logits(net: Layers, levels: list[Var]) -> Var:
@@ -168,5 +178,5 @@ def _score_logits(net: Layers, levels: list[Var]) -> Var:
             y = op.resize(y, scales=scales, mode="linear", coordinate_transformation_mode="align_corners")
         x = y if x is None else op.add(x, y)
     for layer in (2, 4, 6):
-        x = net.conv(op.selu(x), f"score_head.{layer}", padding=1)
+        x = net.conv(_elu(x), f"score_head.{layer}", padding=1)
     return x

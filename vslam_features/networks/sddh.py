@@ -65,7 +65,8 @@ class Pyramid:
         seen = []
         for level in self.levels:
             h, w = extent(level, 2), extent(level, 3)
-            rows = op.transpose(op.flatten(op.squeeze(level, _i64(0)), axis=1), perm=[1, 0])
+            channels = level.unwrap_tensor().shape[1]
+            rows = op.reshape(op.transpose(level, perm=[0, 2, 3, 1]), _i64(-1, channels))
             pitch = op.cast(w, to=F32)
 
             def index(row: Var, column: Var, pitch=pitch) -> Var:
