@@ -124,8 +124,11 @@ def _normalised(image: Var, size: Var) -> Var:
 
 
 def _mean(x: Var) -> Var:
-    """Mean of an image: of its rows' means, because one long float32 sum costs the descriptors 1e-4."""
-    return op.reduce_mean(op.reduce_mean(x, ints(3)), ints(2))
+    """Mean of an image: of its rows' means, because one long float32 sum costs the descriptors 1e-4.
+
+    The reshape keeps OpenVINO from making one sum of both.
+    """
+    return op.reduce_mean(op.reshape(op.reduce_mean(x, ints(3)), ints(1, 1, 1, -1)), ints(3))
 
 
 def _cnn(net: Layers, x: Var) -> tuple[Var, Var, Var]:
