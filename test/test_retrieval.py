@@ -66,9 +66,17 @@ def test_weights_are_factors_of_the_residuals(n):
     np.testing.assert_allclose(vlad(d, words, np.full(n, 0.3, np.float32)), vlad(d, words), atol=2e-6)
 
 
+@pytest.mark.parametrize("name, dimension, weighted", [("xfeat", 64, True), ("aliked-n16", 128, False)])
+def test_codebooks_of_learned_features(name, dimension, weighted):
+    codebook = load_codebook(name)
+    assert codebook.words.shape == (64, dimension) and codebook.weighted == weighted
+    assert len(np.unique(codebook.words, axis=0)) == 64
+    lengths = np.linalg.norm(codebook.words, axis=1)
+    assert (lengths > 0.3).all() and (lengths < 1).all(), "means of unit descriptors that are alike"
+
+
 def test_the_codebook_of_xfeat_weights_by_score():
     codebook = load_codebook("xfeat")
-    assert codebook.weighted and codebook.words.shape == (64, 64) and np.isfinite(codebook.words).all()
     xfeat = ModelIdentity("features", "xfeat", "0" * 64, "any")
     plugin = Vlad(Vlad.Options(), xfeat)
     assert plugin.identity.sha256 == codebook.sha256
