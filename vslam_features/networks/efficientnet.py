@@ -7,8 +7,8 @@ what its middle blocks respond to together tells places apart.
 
 Pooling: the second moment of the features over all positions, its matrix square root by Newton-Schulz iterations (Li et
 al., CVPR 2018, https://arxiv.org/abs/1712.01034), the upper triangle. The root is what matters: it keeps a few strong
-channels from drowning the others. In a corridor seen again darker, brighter, cropped, blurred or noisy, recall@1 is 96 %
-with it, 90 % without, 88 % with roots of the elements instead. The moment is not centred, so that an image without
+channels from drowning the others. In a corridor seen again darker, brighter, cropped, blurred or noisy, recall@1 is
+96 % with it, 90 % without, 88 % with roots of the elements instead. The moment is not centred, so that an image without
 structure gets a steady descriptor rather than amplified noise. A fixed orthonormal projection from 112 to 64 channels
 costs a point of that at a third of the length.
 """
