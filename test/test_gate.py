@@ -15,6 +15,7 @@ from vslam_features.artifacts import golden
 from vslam_features.artifacts.card import ModelCard
 from vslam_features.artifacts.cases import Case, image_cases, saved_cases, shipped_cases
 from vslam_features.artifacts.gate import run_gate
+from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.errors import BackendError, DataError, ImageError, ModelFileError, NonFiniteError
 
@@ -430,6 +431,22 @@ def test_a_single_saved_picture_is_judged(shipped):
     assert run_gate(reference, single, card_of("xfeat"), reference_run=reference).passed
     broken = Playback(shipped["xfeat"], on(None, changed("keypoints", lambda k: k + 1)))
     assert not run_gate(broken, single, card_of("xfeat"), reference_run=reference).passed
+
+
+def test_an_incident_replays_its_fault(shipped, tmp_path):
+    """Three of the inputs fail; saved, they show the fault again, and pass once the model is mended."""
+    name, card = "lighterglue", card_of("lighterglue")
+    honest, broken = Playback(shipped[name]), Playback(shipped[name], on([2, 3, 5], nan_in_one_element))
+    box = Incidents(tmp_path, interval_s=0)
+    for case in shipped[name]:
+        outputs = broken(case.runs[0])
+        if not np.isfinite(outputs["mscores0"]).all():
+            box.save(card.role, name, "0" * 64, "fake 1", "outputs are not finite", case.runs[0], outputs)
+    cases = saved_cases([tmp_path])
+    report = run_gate(broken, cases, card, reference_run=honest)
+    assert [row.nan for row in report.rows] == [1, 1, 1] and not report.passed
+    mended = run_gate(honest, cases, card, reference_run=honest)
+    assert mended.passed and all(row.evidence for row in mended.rows)
 
 
 # -- the report ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,13 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 make_golden = pytest.importorskip("make_golden")
 
+from vslam_features import registry  # noqa: E402
 from vslam_features.artifacts import cases, golden  # noqa: E402
 from vslam_features.artifacts.card import ModelCard  # noqa: E402
 from vslam_features.artifacts.gate import run_gate  # noqa: E402
+from vslam_features.networks.recipes import RECIPES  # noqa: E402
+from vslam_features.networks.weights import read_tensors  # noqa: E402
+from vslam_features.runtimes.base import LoadRequest  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=list(make_golden.MODELS))
@@ -56,3 +61,27 @@ def test_matches_are_plenty_where_the_places_are_the_same(upstream):
         assert (matches < 30) if case.name == "two-places" else (matches > 40), (case.name, matches)
         assert outputs["matches0"].max() < len(case.runs[0]["keypoints1"])
         assert np.isfinite(outputs["mscores0"]).all()
+
+
+# -- our graphs ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp16"])
+def graph(request, upstream, tmp_path_factory):
+    """Card and file of our graph of the same weights."""
+    card, _ = upstream
+    weights = make_golden.MODELS[card.name][5]()[1]
+    model = RECIPES[card.name].build(read_tensors(weights), request.param)
+    path = tmp_path_factory.mktemp("graphs") / f"{card.name}.{request.param}.onnx"
+    path.write_bytes(model.SerializeToString())
+    return replace(card, precision=request.param), path
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_our_graphs_pass_the_gate(graph, runtime):
+    card, path = graph
+    assert card.preprocessing == RECIPES[card.name].preprocessing or card.role == "matcher"
+    session = registry.get("runtime", runtime)().load(path, LoadRequest(threads=2))
+    report = run_gate(session.run, cases.shipped_cases(card), card)
+    assert report.passed, report.table()
+    assert report.reference == "golden"

@@ -207,13 +207,6 @@ def _features(result: Comparison, runs, expected, got, limits: Limits) -> None:
         sides_g.append(g["descriptors"])
     result.keypoints = counts[0], counts[1]
     result.evidence = all(len(d) >= EVIDENCE for d in sides_e)
-    result.agreement = min((float(good.mean()) for good in found if len(good)), default=1.0)
-    missed = max(int((~good).sum()) for good in found)
-    if missed > limits.slack and result.agreement < limits.agreement:
-        result.problems.append(
-            f"{result.agreement:.1%} of keypoints are the same (within {limits.radius_px} px, descriptors of cosine "
-            f"{limits.descriptor}), at least {limits.agreement:.0%}"
-        )
     if offsets and result.evidence:
         shift = np.median(np.concatenate(offsets), axis=0)
         result.shift_px = float(np.abs(shift).max())
@@ -221,6 +214,13 @@ def _features(result: Comparison, runs, expected, got, limits: Limits) -> None:
             result.problems.append(
                 f"keypoints are shifted by ({shift[0]:+.2f}, {shift[1]:+.2f}) px, at most {limits.shift_px} px"
             )
+    result.agreement = min((float(good.mean()) for good in found if len(good)), default=1.0)
+    missed = max(int((~good).sum()) for good in found)
+    if missed > limits.slack and result.agreement < limits.agreement:
+        result.problems.append(
+            f"{result.agreement:.1%} of keypoints are the same (within {limits.radius_px} px, descriptors of cosine "
+            f"{limits.descriptor}), at least {limits.agreement:.0%}"
+        )
     if len(sides_e) == 2:
         result.matches = _mutual(*sides_e), _mutual(*sides_g)
         _check_counts(result, limits, absent)

@@ -41,7 +41,8 @@ def table(report: ParityReport) -> str:
         for row in report.rows
     ]
     limits = report.limits
-    lines = [f"{report.name} ({report.role}, {report.precision}) against its {_REFERENCES[report.reference]}", ""]
+    title = f"{report.name} ({report.role}, {report.precision}) against {_REFERENCES[report.reference]}"
+    lines = [f"{title}; counts are reference / model", ""]
     lines += _aligned([head, *rows])
     if report.tensors:
         head = ["tensor", "rel. RMS", "max error", "cosine", "worst pair", ""]
@@ -50,17 +51,18 @@ def table(report: ParityReport) -> str:
             for t in report.tensors
         ]
         lines += ["", *_aligned([head, *figures])]
-    lines += ["", f"limits: RMS {limits.rms:.1%}, agreement {limits.agreement:.0%}, match counts {limits.counts:.0%}"]
+    others = f"agreement {limits.agreement:.0%}, match counts {limits.counts:.0%}"
+    lines += ["", f"limits: RMS {limits.rms:.1%}, {f'cosine {limits.cosine}' if report.role == 'global' else others}"]
     zero = sum(row.comparison is not None and row.comparison.zero for row in report.rows)
     nan = sum(row.nan > 0 for row in report.rows)
     done = len(report.rows)
-    lines.append(f"{'PASSED' if report.passed else 'FAILED'} in {report.seconds:.1f} s: NaN on {nan} of {done} pairs, "
-                 f"no match on {zero} of {done}")  # fmt: skip
+    verdict = f"{'PASSED' if report.passed else 'FAILED'} in {report.seconds:.1f} s: NaN on {nan} of {done} pairs"
+    lines.append(verdict if report.role == "global" else f"{verdict}, no match on {zero} of {done}")
     lines += [_cut(f"  - {reason}", WIDTH) for reason in report.reasons]
     return "\n".join(lines)
 
 
-_REFERENCES = {"golden": "golden outputs", "session": "reference session"}
+_REFERENCES = {"golden": "its golden outputs", "session": "its reference"}
 
 
 def _result(row: Row) -> str:
