@@ -267,7 +267,8 @@ def test_suppression_keeps_no_two_close_and_leaves_no_peak_out():
     assert kept[0, 0][values[0, 0] == around.max(axis=(2, 3))].all()
 
 
-def test_sparse_features_are_those_of_the_full_map():
+@pytest.mark.parametrize("side", [2, 3])
+def test_sparse_features_are_those_of_the_full_map(side):
     """Against the standard's own Resize to full resolution, then normalised over channels."""
     rng = RNG(4)
     maps = [rng.normal(size=(1, 3, 32 // s, 64 // s)).astype(np.float32) for s in (1, 2, 8, 32)]
@@ -280,10 +281,12 @@ def test_sparse_features_are_those_of_the_full_map():
     full = np.concatenate(full, axis=1)[0]
     full /= np.linalg.norm(full, axis=0)
 
-    y, x = (v.reshape(-1, 1).astype(np.float32) for v in np.indices((27, 58)))
+    first_y, first_x = (v.reshape(-1, 1) for v in np.indices((27 - side + 1, 58 - side + 1)))
+    ys, xs = first_y + np.arange(side), first_x + np.arange(side)
     levels = [argument(Tensor(np.float32, (1, 3, f"h{i}", f"w{i}"))) for i in range(4)]
     pyramid = Pyramid(levels, size=op.const(np.array([58, 27])), offset=op.const(np.array([3, 2])))
-    features, scale = pyramid.at(op.const(x), op.const(y))
+    features, scale = pyramid.at(op.const(xs.astype(np.float32)), op.const(ys.astype(np.float32)))
     run = graph({"f": op.mul(features, scale)}, **{f"x{i}": v for i, v in enumerate(levels)})
     (sparse,) = run(**{f"x{i}": v for i, v in enumerate(maps)})
-    np.testing.assert_allclose(sparse, full[:, 2:29, 3:61].reshape(12, -1).T, atol=1e-4)
+    expected = full[:, 2 + ys[:, :, None], 3 + xs[:, None]]  # (12, P, k, k)
+    np.testing.assert_allclose(sparse, expected.reshape(12, -1, side * side).transpose(1, 2, 0), atol=1e-4)

@@ -27,23 +27,15 @@ def _clip(x: Var, last: Var) -> Var:
     return op.max([op.min([x, last]), op.const(F32(0))])
 
 
-def _neighbours(x: Var, last: Var) -> tuple[Var, Var]:
-    """The two pixels of one axis around x (P, 1), and their bilinear weights, zero outside 0..last: (P, 2) each."""
-    zero, one = op.const(F32(0)), op.const(F32(1))
-    pixels = op.add(op.floor(x), op.const(np.array([0, 1], F32)))
-    weights = op.sub(one, op.abs(op.sub(x, pixels)))
-    inside = op.and_(op.greater_or_equal(pixels, zero), op.less_or_equal(pixels, last))
-    return _clip(pixels, last), op.where(inside, weights, zero)
+def _hat(x: Var, pixels: Var) -> Var:
+    """Bilinear weights along one axis of pixels for a position x; the two broadcast."""
+    return op.max([op.sub(op.const(F32(1)), op.abs(op.sub(x, pixels))), op.const(F32(0))])
 
 
-def _outer(x: Var, y: Var, combine) -> Var:
-    """Both axes of P squares of pixels, (P, 2) each, combined: (P, 4)."""
-    return op.reshape(combine(op.unsqueeze(y, _i64(2)), op.unsqueeze(x, _i64(1))), _i64(-1, 4))
-
-
-def _weighted(weights: Var, rows: Var) -> Var:
-    """Sums (P, C) of four rows (P, 4, C) by their weights (P, 4)."""
-    return op.squeeze(op.matmul(op.unsqueeze(weights, _i64(1)), rows), _i64(1))
+def _outer(ys: Var, xs: Var, combine) -> Var:
+    """Both axes of P squares of pixels, (P, k) each, combined row by row: (P, k k)."""
+    side = xs.unwrap_tensor().shape[1]
+    return op.reshape(combine(op.unsqueeze(ys, _i64(2)), op.unsqueeze(xs, _i64(1))), _i64(-1, side * side))
 
 
 @dataclass(frozen=True)
@@ -58,32 +50,44 @@ class Pyramid:
     size: Var  # int64 (2,), w and h of the image itself
     offset: Var  # int64 (2,), x and y of the image in the padded one
 
-    def at(self, x: Var, y: Var) -> tuple[Var, Var]:
-        """Features (P, C), upsampled bilinearly, at whole pixels x, y (P, 1) of the image; 1 over their norm (P, 1)."""
-        x, y = (op.add(v, op.cast(op.gather(self.offset, _i64(i)), to=F32)) for i, v in enumerate((x, y)))
-        height, width = (extent(self.levels[0], axis) for axis in (2, 3))
+    def at(self, xs: Var, ys: Var) -> tuple[Var, Var]:
+        """Features, upsampled bilinearly, of P squares of k x k whole pixels, k at most 3.
+
+        Args:
+            xs, ys: (P, k) float32, columns and rows of each square, ascending, inside the image.
+
+        Returns:
+            (P, k k, C) row by row, and 1 over their norm (P, k k, 1).
+        """
+        side = xs.unwrap_tensor().shape[1]
+        xs, ys = (op.add(v, op.cast(op.gather(self.offset, _i64(i)), to=F32)) for i, v in enumerate((xs, ys)))
+        height, width = (_last(extent(self.levels[0], axis)) for axis in (2, 3))
         seen = []
-        for level in self.levels:
+        for i, level in enumerate(self.levels):
             h, w = extent(level, 2), extent(level, 3)
-            channels = level.unwrap_tensor().shape[1]
-            rows = op.reshape(op.transpose(level, perm=[0, 2, 3, 1]), _i64(-1, channels))
+            rows = op.transpose(level, perm=[0, 2, 3, 1])
+            rows = op.reshape(rows, _i64(-1, level.unwrap_tensor().shape[1]))
             pitch = op.cast(w, to=F32)
 
-            def index(row: Var, column: Var, pitch=pitch) -> Var:
-                return op.cast(op.add(op.mul(row, pitch), column), to=np.int64)
+            def gather(ys: Var, xs: Var, rows=rows, pitch=pitch) -> Var:
+                index = _outer(ys, xs, lambda y, x: op.add(op.mul(y, pitch), x))
+                return op.gather(rows, op.cast(index, to=np.int64))
 
-            if level is self.levels[0]:
-                seen.append(op.gather(rows, op.squeeze(index(y, x), _i64(1))))
+            if i == 0:
+                seen.append(gather(ys, xs))
                 continue
-            # First and last pixels of all levels coincide.
-            (xs, along_x), (ys, along_y) = (
-                _neighbours(op.div(op.mul(v, _last(n)), _last(full)), _last(n))
-                for v, n, full in ((x, w, width), (y, h, height))
-            )
-            four = op.gather(rows, _outer(xs, ys, index))
-            seen.append(_weighted(_outer(along_x, along_y, op.mul), four))
-        features = op.concat(seen, axis=1)
-        norm = op.sqrt(op.reduce_sum_square(features, _i64(1), keepdims=1))
+            cells, weights = [], []
+            for v, last, full in (ys, _last(h), height), (xs, _last(w), width):
+                # First and last pixels of all levels coincide. A square covers three cells of a level at most.
+                v = op.div(op.mul(v, last), full)
+                cell = op.add(op.floor(op.gather(v, _i64(0), axis=1)), op.const(np.array([0, 1, 2], F32)))
+                weights.append(_hat(op.unsqueeze(v, _i64(2)), op.unsqueeze(cell, _i64(1))))  # (P, k, 3)
+                cells.append(op.min([cell, last]))
+            along_y, along_x = op.unsqueeze(weights[0], _i64(2, 4)), op.unsqueeze(weights[1], _i64(1, 3))
+            weight = op.reshape(op.mul(along_y, along_x), _i64(-1, side * side, 9))
+            seen.append(op.matmul(weight, gather(*cells)))
+        features = op.concat(seen, axis=2)
+        norm = op.sqrt(op.reduce_sum_square(features, _i64(2), keepdims=1))
         return features, op.reciprocal(op.max([norm, op.const(_TINY)]))
 
 
@@ -108,16 +112,15 @@ def describe(net: Layers, pyramid: Pyramid, xy: Var, positions: int, kernel: int
     x, y = (op.gather(xy, _i64(i), axis=1) for i in range(2))  # (N, 1)
     last_x, last_y = (_last(op.gather(pyramid.size, _i64(i))) for i in range(2))
 
-    def square(v: Var, last: Var, axis: int) -> Var:
-        """One coordinate (N k k, 1) of the pixels around the keypoint's."""
+    def line(v: Var, last: Var) -> Var:
+        """One coordinate (N, k) of the pixels around the keypoint's."""
         first = op.sub(op.floor(v), op.const(F32(kernel // 2)))
         # The far limit is a pixel less than it need be, as the published network was trained.
         first = _clip(first, op.sub(last, op.const(F32(kernel))))
-        pixels = op.add(first, op.const(np.indices((kernel, kernel))[axis].reshape(1, -1).astype(F32)))
-        return op.reshape(op.min([pixels, last]), _i64(-1, 1))
+        return op.min([op.add(first, op.const(np.arange(kernel, dtype=F32))), last])
 
-    features, scale = pyramid.at(square(x, last_x, 1), square(y, last_y, 0))
-    dim = features.unwrap_tensor().shape[1]
+    features, scale = pyramid.at(line(x, last_x), line(y, last_y))
+    dim = features.unwrap_tensor().shape[2]
     patch = op.reshape(op.mul(features, scale), _i64(-1, kernel * kernel * dim))
     offset = pointwise(op.selu(pointwise(patch, "desc_head.offset_conv.0")), "desc_head.offset_conv.2")
     reach = op.div(op.cast(op.reduce_max(pyramid.size), to=F32), op.const(F32(4)))
@@ -125,13 +128,15 @@ def describe(net: Layers, pyramid: Pyramid, xy: Var, positions: int, kernel: int
     dx, dy = op.split(offset, num_outputs=2, axis=1)
     x, y = (op.reshape(op.add(v, d), _i64(-1, 1)) for v, d in ((x, dx), (y, dy)))
 
-    # Features are normalised at pixels, then interpolated.
-    (xs, along_x), (ys, along_y) = _neighbours(x, last_x), _neighbours(y, last_y)
-    repeated = [op.const(np.array(i)) for i in ([0, 1, 0, 1], [0, 0, 1, 1])]
-    corners = (op.reshape(op.gather(v, i, axis=1), _i64(-1, 1)) for v, i in zip((xs, ys), repeated))
-    features, scale = pyramid.at(*corners)
-    weights = op.mul(_outer(along_x, along_y, op.mul), op.reshape(scale, _i64(-1, 4)))
-    sampled = _weighted(weights, op.reshape(features, _i64(-1, 4, dim)))
+    # Features are normalised at pixels, then interpolated; outside the image they are zero.
+    pixels, weights = [], []
+    for v, last in (x, last_x), (y, last_y):
+        two = op.add(op.floor(v), op.const(np.array([0, 1], F32)))
+        pixels.append(_clip(two, last))
+        weights.append(op.where(op.equal(two, pixels[-1]), _hat(v, two), op.const(F32(0))))
+    features, scale = pyramid.at(*pixels)
+    weight = op.mul(op.unsqueeze(_outer(weights[1], weights[0], op.mul), _i64(1)), op.transpose(scale, perm=[0, 2, 1]))
+    sampled = op.squeeze(op.matmul(weight, features), _i64(1))
 
     sampled = op.reshape(op.selu(pointwise(sampled, "desc_head.sf_conv")), _i64(-1, positions * dim))
     descriptors = op.matmul(sampled, net.const(net.weights["desc_head.agg_weights"].reshape(positions * dim, -1)))
