@@ -34,6 +34,8 @@ class EmptyGuard:
         """Why the result of two keyframes that follow one another is in doubt; empty where it is not."""
         if self.config.zero_matches == 0 or len(matches) or matches.status not in _EMPTY:
             self._streak = 0
+            if len(matches):  # no blank wall any more
+                self._wait, self._skip = 1, 0
             return ""
         correlation = alike(keyframe.thumbnail, ref.thumbnail)
         if correlation < self.config.alike:

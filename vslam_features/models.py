@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from .artifacts.incidents import Incidents
 from .artifacts.store import content_sha256, locate
 from .config import Config
 from .engine import Engine, Health, OpenedModel, bound
-from .errors import ModelError, ModelFileError, ModelMissingError, ParityError
+from .errors import ConfigError, ModelError, ModelFileError, ModelMissingError, ParityError
 from .runtimes.base import LoadRequest, Session
 
 logger = logging.getLogger(__name__)
@@ -69,11 +70,9 @@ class Models:
         if session.active.note:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
-        # Compared with itself a file of less precision proves nothing of the fp32 one.
-        linked = record.passed and (record.reference != "self" or file.card.precision == "fp32")
-        unverified_on = "" if record.passed else f"{session.active} {session.active.device}"
-        result_of = identity(file.card, file.sha256, linked=linked, unverified_on=unverified_on)
-        opened = OpenedModel(file.path, file.card, file.sha256, result_of, record.passed, record.summary)
+        opened = OpenedModel(
+            file.path, file.card, file.sha256, identity(file.card, proven_sha256(record)), record.passed, record.summary
+        )
         # Descriptors of an unverified model compare with nothing else, its own reference included.
         keep = r.fallback == "reference" and (record.passed or role == "matcher")
         engine = Engine(opened, session, reference.load if keep else None, self.incidents)
@@ -114,7 +113,7 @@ class Models:
             if reference:  # golden outputs are those of another reference
                 chosen = [cases.Case(c.name, c.runs) for c in chosen]
         report = self._gate(file, session, _Reference(self, twin), chosen)
-        if not inputs and not reference:
+        if not inputs and not reference and not _unfinished(report, chosen):
             records.save(report, file.sha256, file.card, session.active, _label(file, twin))
         return report
 
@@ -140,7 +139,7 @@ class Models:
             return file
         try:
             twin = _File.at(locate(file.card.name, "fp32"))
-        except ModelError as error:
+        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
             logger.info("%s: no fp32 reference: %s", file.card.name, error)
             return file
         return twin if _same_weights(twin.card, file.card) else file
@@ -169,7 +168,14 @@ class Models:
             record = None  # the fp32 file came later
         if record is None:
             self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
-            report = self._gate(file, session, reference, self._shipped(file, session))
+            chosen = self._shipped(file, session)
+            report = self._gate(file, session, reference, chosen)
+            if _unfinished(report, chosen):  # a busy machine: that proves nothing, so that no record is kept
+                raise ParityError(
+                    f"{card.name} on {session.active}: {len(report.rows)} of {len(chosen)} pairs were compared within "
+                    f"models.gate_s ({self.config.models.gate_s:g} s): raise it, or run "
+                    f"'vslam-features models verify {card.name}' while the machine has nothing else to do"
+                )
             record = records.save(report, file.sha256, card, session.active, _label(file, reference.file))
         if not record.passed:
             text = (
@@ -181,6 +187,18 @@ class Models:
                 raise ParityError(text + ", or set models.allow_unverified to run it all the same")
             logger.warning("%s (models.allow_unverified is set)", text)
         return record
+
+
+def proven_sha256(record: records.Record) -> str:
+    """The weights that a model is known to compute, which make its features comparable with those of other files.
+
+    Golden outputs prove what the card says of the source. A comparison with the fp32 file ties a model to that file,
+    one with itself to nothing else: a card alone is only a claim. What failed stands for itself on this runtime.
+    """
+    if not record.passed:
+        runtime = f"{record.runtime} {record.version} {record.provider} {record.device}"
+        return hashlib.sha256(f"{record.sha256} unverified on {runtime}".encode()).hexdigest()
+    return {"golden": record.source_sha256, "self": record.sha256}.get(record.reference, record.reference)
 
 
 class _Reference:
@@ -223,3 +241,8 @@ def _computed(session: Session, card: ModelCard) -> str:
     told = {"f16": "fp16", "fp16": "fp16", "tf32": "fp16", "bf16": "bf16"}
     words = [told[w] for w in session.active.provider.split()[1:] if w in told]
     return max([card.precision, *words], key=PRECISIONS.index)
+
+
+def _unfinished(report: ParityReport, chosen: Sequence[cases.Case]) -> bool:
+    """Whether the time ran out before anything was found."""
+    return len(report.rows) < len(chosen) and not any(row.problems for row in report.rows)

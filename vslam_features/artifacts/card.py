@@ -8,7 +8,6 @@ fields. ``docs/models.md`` is the reference of the fields.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import typing
 from dataclasses import dataclass, field
@@ -36,8 +35,8 @@ class ModelCard:
         role: ``features``, ``matcher`` or ``global``.
         name: of the model, e.g. ``xfeat``.
         licence: SPDX identifier of the weights.
-        source_sha256: of the weights that it was made from; what identity rests on. Empty for files of unknown
-            making: then the file's own sha256 stands in.
+        source_sha256: of the weights that it was made from; what identity rests on where golden outputs prove it.
+            Empty for files of unknown making.
         precision: that the model computes in.
         version: of the released weights.
         features_model: name of the features that a matcher takes.
@@ -139,17 +138,8 @@ def sidecar_path(path: Path) -> Path:
     return path.with_name(path.name + ".card.yaml")
 
 
-def identity(card: ModelCard, content_sha256: str, *, linked: bool, unverified_on: str = "") -> ModelIdentity:
-    """What makes features of this file comparable with others.
-
-    Args:
-        linked: a passing parity record ties this file to its source weights. Without one it stands for itself alone.
-        unverified_on: the runtime that failed the comparison with the reference, or was not compared: there the file
-            does not even compute what it computes elsewhere.
-    """
-    sha256 = card.source_sha256 if linked and card.source_sha256 else content_sha256
-    if unverified_on:
-        sha256 = hashlib.sha256(f"{content_sha256} on {unverified_on}".encode()).hexdigest()
+def identity(card: ModelCard, sha256: str) -> ModelIdentity:
+    """What makes features of a model comparable with others; ``sha256``: of the weights that it is known to compute."""
     return ModelIdentity(card.role, card.name, sha256, card.preprocessing.id)
 
 

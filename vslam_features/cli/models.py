@@ -218,6 +218,7 @@ def _info(args) -> int:
     from ..artifacts.file_kind import identify
     from ..artifacts.records import records_of
     from ..artifacts.store import content_sha256, locate
+    from ..models import proven_sha256
 
     path = locate(args.model, args.precision)
     facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
@@ -229,8 +230,7 @@ def _info(args) -> int:
     else:
         facts["card"] = card.to_dict()
         records = records_of(facts["sha256"])
-        passed = any(r.passed for r in records)
-        facts["identity"] = str(identity(card, facts["sha256"], linked=True)) if passed else "of its own, unverified"
+        facts["identity"] = sorted({str(identity(card, proven_sha256(r))) for r in records})
         facts["records"] = [dataclasses.asdict(r) for r in records]
     facts |= _tensors(path)
     print(json.dumps(facts, indent=None if args.json else 2))
