@@ -289,6 +289,18 @@ def test_a_reference_without_matches_proves_nothing(shipped):
     assert all(not row.problems and not row.evidence for row in report.rows)
 
 
+def test_a_reference_that_says_the_same_of_every_picture_proves_nothing(shipped):
+    cases = [Case(c.name, c.runs) for c in shipped["effnet_cov"]]
+    constant = Playback(shipped["effnet_cov"], fault_of("constant descriptor"))
+    report = run_gate(constant, cases, card_of("effnet_cov"), reference_run=constant)
+    assert not report.passed and "proves nothing" in report.reasons[0]
+
+
+def test_outputs_of_a_matcher_keep_their_shape(shipped):
+    report = gate(shipped, "lighterglue", lambda o, n, v: {k: v[None] for k, v in o.items()})
+    assert report.reasons[0] == "8 of 8 pairs: matches0 has shape (1, 256), the reference (256,)"
+
+
 def test_one_pair_without_matches_takes_nothing_from_the_others(shipped):
     reference = Playback(shipped["lighterglue"], lambda o, n, v: empty(o, n, v) if n == 7 else o)
     cases = [Case(c.name, c.runs) for c in shipped["lighterglue"]]

@@ -16,7 +16,8 @@ import numpy as np
 from ..errors import BackendError, NonFiniteError, VslamFeaturesError
 from .card import ModelCard
 from .cases import Case, Tensors
-from .compare import LIMITS, Comparison, Limits, compare, non_finite, relative_rms
+from .compare import compare
+from .comparison import LIMITS, Comparison, Limits, non_finite, relative_rms
 
 GATE_VERSION = 1  # of cases, measures and limits; records of another are not used
 LIMIT_S = 120.0
@@ -110,7 +111,7 @@ def run_gate(
         reference_run: the same of the reference; needed for cases without expected outputs.
         progress: called with a line of text before each case.
         limit_s: the gate stops, failed, after this time; a single run is not interrupted.
-        precision: of ``compare.LIMITS``, where the runtime computes in less than the card says (a hint).
+        precision: of ``comparison.LIMITS``, where the runtime computes in less than the card says (a hint).
     """
     precision = precision or card.precision
     start, rows, stopped = time.monotonic(), [], ""
@@ -182,6 +183,7 @@ def _whole(rows: list[Row], cases: Sequence[Case], role: str) -> list[str]:
     notes = "; ".join(sorted({row.note for row in rows if row.note})) or {
         "matcher": "the reference itself matches nothing on any pair",
         "features": "the reference itself finds no keypoints on any pair",
+        "global": "the reference itself gives both pictures of every pair the same descriptor",
     }.get(role, "no pair was compared")
     return [f"proves nothing: {notes if cases else 'there are no pairs'}; give other pairs or another reference"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .compare import Comparison
+from .comparison import Comparison
 from .gate import ParityReport, Row
 
 WIDTH = 120
