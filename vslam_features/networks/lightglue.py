@@ -5,10 +5,11 @@ The same network in two sizes: for ALIKED (https://github.com/cvg/LightGlue) and
 
 What differs from these is how, not what:
 
+- The points of both images are one array wherever each point is treated alone.
 - Rows of the projections are reordered at build time, so that queries, keys and values, and within them the two
   coordinates that a rotation turns, are contiguous.
 - The scale of the attention is part of the projections, the output projection part of the first layer that follows.
-- Each attention is MatMul, Softmax, MatMul, which runtimes know how to fuse.
+- Logits have a floor far below what matters, so that softmax leaves no denormals (:data:`_FLOOR`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from spox import Tensor, Var, argument
 from ..errors import ConfigError, WeightsError
 from .layers import Layers, finish
 
-# Logits further below the largest of their row are raised to it. exp(-75)/2048 is the least weight that is no denormal
-# by a margin: LighterGlue's logits span hundreds, and arithmetic on denormals takes x86 ten times as long.
+# Logits further below the largest of their row are raised to it, in float32: even exp(-75)/2048 is no denormal number.
+# Without it a tenth of the weights of attention are, the logits spanning hundreds in both published models, and softmax
+# and the product with the values take a CPU several times as long. Half precision, for a GPU, needs and has no floor:
+# the attention is what fused kernels match.
 _FLOOR = -75.0
 _END = np.iinfo(np.int64).max  # of a slice
 
@@ -68,7 +71,7 @@ def shapes(sizes: LightGlueSizes) -> dict[str, tuple[int, ...]]:
 
 
 def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str = "fp32") -> onnx.ModelProto:
-    """The graph, of opset 18; M and N, both >= 1, are dynamic and independent.
+    """The graph, of opset 18; M and N, both >= 1 (ONNX Runtime's ArgMax refuses 0), are dynamic and independent.
 
     Inputs, i in 0, 1: ``keypoints{i}`` float32 (M or N, 2), x and y in pixels, (0, 0) the centre of the top-left pixel;
     ``descriptors{i}`` float32 (M or N, input_dim); ``image_size{i}`` float32 (2,), width and height in pixels.
