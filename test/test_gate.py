@@ -325,6 +325,17 @@ def test_a_reference_that_fails_proves_nothing(shipped, error):
     assert "proves nothing" in report.reasons[0]
 
 
+def test_nan_shows_also_where_the_reference_fails(shipped):
+    def reference(inputs):
+        raise BackendError("x")
+
+    broken = Playback(shipped["lighterglue"], fault_of("nan"))
+    cases = [Case(c.name, c.runs) for c in shipped["lighterglue"]]
+    report = run_gate(broken, cases, card_of("lighterglue"), reference_run=reference)
+    assert [row.nan for row in report.rows] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert report.reasons == ("gravel: 1 values are NaN or infinite",)
+
+
 def test_no_cases_prove_nothing():
     assert "proves nothing" in run_gate(lambda inputs: {}, [], card_of("xfeat")).reasons[0]
 

@@ -141,16 +141,6 @@ def run_gate(
 
 
 def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Limits) -> Row:
-    expected = case.expected
-    if expected is None:
-        if reference_run is None:
-            return Row(case.name, None, 0, False, (), "there is nothing to compare with")
-        try:
-            expected = tuple(_copied(reference_run(inputs)) for inputs in case.runs)
-        except VslamFeaturesError as error:
-            return Row(case.name, None, 0, False, (), f"the reference failed: {_line(error)}")
-        if any(non_finite(outputs) for outputs in expected):
-            return Row(case.name, None, 0, False, (), "the reference returned NaN")
     got, faults = [], []
     for inputs in case.runs:
         try:
@@ -161,10 +151,27 @@ def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Lim
             faults.append(f"the model failed: {_line(error)}")
         except VslamFeaturesError as error:
             faults.append(f"the model took no such input: {_line(error)}")
+    nan = sum(map(non_finite, got))
     if faults:
-        return Row(case.name, None, sum(map(non_finite, got)), False, tuple(dict.fromkeys(faults)))
+        return Row(case.name, None, nan, False, tuple(dict.fromkeys(faults)))
+    expected, note = _expected(case, reference_run)
+    if expected is None:
+        return Row(case.name, None, nan, False, (f"{nan} values are NaN or infinite",) if nan else (), note)
     result = compare(role, case.runs, expected, got, limits)
     return Row(case.name, result, result.nan, result.evidence, tuple(result.problems))
+
+
+def _expected(case: Case, reference_run: Run | None) -> tuple[Sequence[Tensors] | None, str]:
+    """What the reference says of a case; None and why, where it says nothing."""
+    if case.expected is not None:
+        return case.expected, ""
+    if reference_run is None:
+        return None, "there is nothing to compare with"
+    try:
+        expected = [_copied(reference_run(inputs)) for inputs in case.runs]
+    except VslamFeaturesError as error:
+        return None, f"the reference failed: {_line(error)}"
+    return (None, "the reference returned NaN") if any(map(non_finite, expected)) else (expected, "")
 
 
 def _grouped(rows: list[Row]) -> list[str]:
