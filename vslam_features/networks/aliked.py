@@ -18,7 +18,7 @@ from .sddh import Pyramid, describe
 _MULTIPLE = 32  # sides of the padded image: the coarsest level has a 32nd of the resolution
 _STEPS = (1, 2, 8, 32)  # pixels of the image between those of each level
 # SELU is _GAMMA times this ELU. The factor goes into the weights of the layers that follow, because runtimes fuse a
-# convolution with an ELU, or have a fast one, but not with a SELU.
+# convolution with an ELU, but not with a SELU. Descriptors are of normalised features, where it drops out.
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 
 
