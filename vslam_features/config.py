@@ -184,7 +184,9 @@ class ModelsConfig:
         low=0,
         high=1000,
     )
-    alike: float = option(0.8, "Two images look alike from this correlation of their thumbnails on.", low=0.0, high=1.0)
+    alike: float = option(
+        0.75, "Two images look alike from this correlation of the parts of their thumbnails on.", low=0.0, high=1.0
+    )
     incidents: int = option(20, "Inputs of failed runs kept as files; 0: none.", low=0, high=10_000)
     incidents_mb: float = option(100.0, "Most megabytes that they take.", low=0.0, high=1e6)
 

@@ -10,10 +10,15 @@ import cv2
 import numpy as np
 
 from .config import ModelsConfig
+from .images import resize_long_side, to_grey
 from .types import Keyframe, Matches, Status
 
 _EMPTY = (Status.NO_MATCHES, Status.NOT_COVISIBLE, Status.STOPPED_EARLY)
-_CENTRE = 0.6  # share of the sides; the rest is room for the motion between two keyframes
+_SHORT_SIDE = 60  # pixels, at which images are compared
+_BLOCKS = 3
+_REACH = 0.2  # of the shorter side, that a block may have moved
+_MIN_BLOCK = 6  # pixels; smaller ones are found anywhere
+_MIN_FOUND = 3  # blocks with contrast
 _MIN_CONTRAST = 4.0  # grey levels; below it a correlation is noise
 _MAX_WAIT = 64
 
@@ -59,16 +64,33 @@ class EmptyGuard:
 
 
 def alike(image0: np.ndarray | None, image1: np.ndarray | None) -> float:
-    """Normalised correlation, -1 to 1, of the centre of one small image with its best place in the other.
+    """How well the parts of one small image are found again in the other, -1 to 1: 1 for equal images.
 
-    0 where one is missing, has no contrast, or the sizes differ.
+    Of 3x3 blocks each is moved to where it correlates best; the median of these correlations tells. So parallax, which
+    moves parts differently, does not count, and neither does fine texture, which is blurred. Measured between
+    neighbours of videos 0.1 s apart (also on a real road): 0.85 and more; between rendered rooms: 0.70 and less.
+    Corridors of one real building come to 0.8, where asking the fallback costs time and nothing else.
+
+    0 where an image is missing, tiny or without contrast, or the shapes of the images differ.
     """
-    if image0 is None or image1 is None or image0.shape != image1.shape:
+    if image0 is None or image1 is None or image0.shape[:2] != image1.shape[:2]:
         return 0.0
-    grey0, grey1 = (cv2.cvtColor(i, cv2.COLOR_RGB2GRAY) if i.ndim == 3 else i for i in (image0, image1))
+    grey0, grey1 = (_coarse(image) for image in (image0, image1))
     h, w = grey0.shape
-    y, x = int(h * (1 - _CENTRE) / 2), int(w * (1 - _CENTRE) / 2)
-    centre = grey0[y : h - y, x : w - x]
-    if min(centre.shape) < 8 or min(centre.std(), grey1.std()) < _MIN_CONTRAST:
+    reach = round(_REACH * min(h, w))  # also the margin of the blocks, so that each can move that far
+    height, width = (h - 2 * reach) // _BLOCKS, (w - 2 * reach) // _BLOCKS
+    if min(height, width) < _MIN_BLOCK or min(grey0.std(), grey1.std()) < _MIN_CONTRAST:
         return 0.0
-    return float(cv2.matchTemplate(grey1, centre, cv2.TM_CCOEFF_NORMED).max())
+    found = []
+    for row, column in np.ndindex(_BLOCKS, _BLOCKS):
+        y, x = reach + row * height, reach + column * width
+        block = grey0[y : y + height, x : x + width]
+        if block.std() >= _MIN_CONTRAST:
+            around = grey1[y - reach : y + height + reach, x - reach : x + width + reach]
+            found.append(cv2.matchTemplate(around, block, cv2.TM_CCOEFF_NORMED).max())
+    return float(np.median(found)) if len(found) >= _MIN_FOUND else 0.0
+
+
+def _coarse(image: np.ndarray) -> np.ndarray:
+    long_side = max(1, round(_SHORT_SIDE * max(image.shape[:2]) / min(image.shape[:2])))
+    return cv2.GaussianBlur(resize_long_side(to_grey(image), long_side)[0], (0, 0), 1.0)
