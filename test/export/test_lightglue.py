@@ -53,6 +53,8 @@ class Model:
         model = lightglue.build(read_tensors(path), sizes).SerializeToString()
         options = ort.SessionOptions()
         options.intra_op_num_threads = 2
+        # Waiting threads that spin take the processor from one another where other work runs beside the tests.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         core = openvino.Core()
         hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2}
