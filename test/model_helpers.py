@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -24,6 +25,7 @@ from vslam_features.artifacts.card import METADATA_KEY, ModelCard, identity, rea
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import content_sha256, model_path
+from vslam_features.cli.main import _Handler, main
 from vslam_features.config import Config
 from vslam_features.engine import Engine, OpenedModel
 from vslam_features.models import Models
@@ -177,7 +179,8 @@ def global_model() -> onnx.ModelProto:
 
 
 def _filtered(grey: Var, kernel: np.ndarray) -> Var:
-    return op.conv(grey, _f32(kernel[None, None]), pads=[len(kernel) // 2] * 4)
+    r = len(kernel) // 2
+    return op.conv(op.pad(grey, _i64(0, 0, r, r, 0, 0, r, r), mode="edge"), _f32(kernel[None, None]))
 
 
 def _gauss(sigma: float, radius: int = 5) -> np.ndarray:
@@ -292,6 +295,15 @@ def weights_file(cache: Path, part: str) -> Path:
 def with_precision(card: ModelCard, precision: str) -> ModelCard:
     """The same card of a file that computes in another precision."""
     return replace(card, precision=precision)
+
+
+def command(*args: str) -> int:
+    """Run ``vslam-features``; its log handler goes with it, for it writes to the captured stderr of one test."""
+    try:
+        return main(list(args))
+    finally:
+        root = logging.getLogger()
+        root.handlers = [h for h in root.handlers if not isinstance(h, _Handler)]
 
 
 def clear_environment(monkeypatch) -> None:

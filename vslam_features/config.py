@@ -28,7 +28,7 @@ from .parameter_file import flatten, read_parameters
 class FeaturesConfig:
     """Local features."""
 
-    name: str = plugin_name("features", "sift", "Feature plug-in.")
+    name: str = plugin_name("features", "xfeat", "Feature plug-in.")
     max_keypoints: int = option(2048, "Keypoints kept an image, best first.", low=1, high=100_000)
     long_side: int = option(
         640, "Images are searched at this long side in pixels (never enlarged); 0: native size.", low=0, high=16384
@@ -45,7 +45,9 @@ class FeaturesConfig:
 class MatcherConfig:
     """Correspondences between two images."""
 
-    name: str = plugin_name("matcher", "nearest", "Matcher plug-in.")
+    name: str = plugin_name(
+        "matcher", "lighterglue", "Matcher plug-in; where only the features are set, the one that suits them."
+    )
     options: dict = plugin_options("matcher")
 
 

@@ -87,7 +87,7 @@ class LighterGlue(LearnedMatcher):
         """The model and its threshold."""
 
         model: str = option("lighterglue", "Name in the model registry, or path of a model file.")
-        min_score: float = option(0.1, "Matches of smaller score are left out.", low=0.0, high=1.0)
+        min_score: float = option(0.15, "Matches of smaller score are left out.", low=0.0, high=1.0)
 
 
 class LightGlue(LearnedMatcher):

@@ -1,0 +1,303 @@
+"""Model cards and preprocessing: what is read, what is refused, and the numbers against their formulas."""
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+import yaml
+from helpers import image
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_helpers import card, global_model, save
+
+from vslam_features.artifacts.card import (
+    METADATA_KEY,
+    PRECISIONS,
+    ROLES,
+    ModelCard,
+    identity,
+    read_card,
+    sidecar_path,
+)
+from vslam_features.artifacts.preprocessing import CHANNELS, KERNELS, Preprocessing
+from vslam_features.artifacts.store import content_sha256, locate, model_path
+from vslam_features.errors import ConfigError, DataError, ModelFileError, ModelMissingError
+
+FULL = ModelCard(
+    "matcher", "glue", "MIT", "ab" * 32, "fp16", "2024-04", "xfeat", Preprocessing("grey", 64, 48, "area"),
+    {"keypoints0": "kpts0"}, {"matches0": "m0"}, 9, (2, 4), {"onnx": "1.18"},
+)  # fmt: skip
+NAMES = {f.name for f in dataclasses.fields(ModelCard)}
+
+
+CARDS = st.builds(
+    ModelCard,
+    role=st.sampled_from(ROLES),
+    name=st.text(),
+    licence=st.text(),
+    source_sha256=st.text(),
+    precision=st.sampled_from(PRECISIONS),
+    version=st.text(),
+    features_model=st.text(),
+    preprocessing=st.one_of(
+        st.builds(Preprocessing, channels=st.sampled_from(CHANNELS)),
+        st.builds(
+            Preprocessing,
+            channels=st.sampled_from(CHANNELS),
+            width=st.integers(1, 16384),
+            height=st.integers(1, 16384),
+            kernel=st.sampled_from(KERNELS[1:]),
+        ),
+    ),
+    inputs=st.dictionaries(st.text(), st.text(), max_size=3),
+    outputs=st.dictionaries(st.text(), st.text(), max_size=3),
+    layers=st.integers(0, 100),
+    early_stop_layers=st.lists(st.integers(1, 100), max_size=3).map(tuple),
+    tools=st.dictionaries(st.text(), st.text(), max_size=3),
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+# -- reading and writing ---------------------------------------------------------------------
+
+
+@given(CARDS)
+def test_a_card_survives_json_and_yaml(made):
+    assert ModelCard.from_dict(json.loads(made.to_json()), "here") == made
+    text = yaml.safe_dump(made.to_dict())
+    assert ModelCard.from_dict(yaml.safe_load(text), "here") == made
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NAMES)) | st.text(max_size=5), ANYTHING, max_size=8), st.booleans())
+@settings(max_examples=400)
+def test_anything_is_an_error_of_the_file_or_a_card_that_can_be_written(values, complete):
+    if complete:
+        values = {**FULL.to_dict(), **values}
+    try:
+        read = ModelCard.from_dict(values, "some/file")
+    except ModelFileError as error:
+        assert str(error).startswith("some/file: ")
+        return
+    assert ModelCard.from_dict(json.loads(read.to_json()), "here") == read
+    assert isinstance(hash((read.role, read.early_stop_layers)), int) and read.preprocessing.id
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_any_bytes_of_a_sidecar_are_an_error_of_the_file_or_a_card(tmp_path, content):
+    path = tmp_path / "x.onnx"
+    sidecar_path(path).write_bytes(content)
+    try:
+        read_card(path)
+    except ModelFileError as error:
+        assert str(sidecar_path(path)) in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2020-13-45",
+        "a: " + "9" * 5000,
+        "[" * 2000,
+        "{[]: 1}",
+        "&a [*a]",
+        "!!python/object/apply:os.getcwd []",
+        "\x00",
+        "",
+    ],
+    ids=range(8),
+)
+def test_yaml_that_breaks_its_reader_is_an_error_of_the_file(tmp_path, text):
+    sidecar_path(tmp_path / "x.onnx").write_text(text)
+    with pytest.raises(ModelFileError, match="card.yaml"):
+        read_card(tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", "9" * 5000, "[" * 100_000, '{"role": "features"}'], ids=range(7)
+)
+def test_json_that_is_no_card_is_an_error_of_the_file(tmp_path, text):
+    model = global_model()
+    onnx.helper.set_model_props(model, {METADATA_KEY: text})
+    onnx.save(model, tmp_path / "x.onnx")
+    with pytest.raises(ModelFileError, match="x.onnx"):
+        read_card(tmp_path / "x.onnx")
+
+
+def test_a_card_inside_a_file(tmp_path):
+    assert read_card(save(global_model(), FULL, tmp_path / "x.onnx")) == FULL
+
+
+def test_a_sidecar_comes_before_what_is_inside(tmp_path):
+    path = save(global_model(), FULL, tmp_path / "x.onnx")
+    sidecar_path(path).write_text(yaml.safe_dump({"role": "global", "name": "other", "licence": "MIT"}))
+    assert read_card(path) == ModelCard("global", "other", "MIT")
+
+
+def test_a_file_without_a_card_is_told_where_to_put_one(tmp_path):
+    onnx.save(global_model(), tmp_path / "x.onnx")
+    with pytest.raises(ModelFileError, match=r"no model card.*write x\.onnx\.card\.yaml beside it.*docs/models\.md"):
+        read_card(tmp_path / "x.onnx")
+    (tmp_path / "x.xml").write_text("<net/>")
+    with pytest.raises(ModelFileError, match=r"write x\.xml\.card\.yaml"):
+        read_card(tmp_path / "x.xml")
+
+
+@pytest.mark.parametrize("schema", [0, -1, 2, 99, "1", True, 1.0, None])
+def test_another_schema_is_refused_before_its_fields(schema):
+    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 1: update vslam_features"):
+        ModelCard.from_dict({"schema": schema, "unheard_of": 1}, "here")
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"role": "matchers"}, "role: 'matchers' is not one of features, matcher, global"),
+        ({"precision": "f16"}, "precision: 'f16' is not one of"),
+        ({"name": 7}, "name: expected a text, got 7"),
+        ({"layers": True}, "layers: expected a whole number, got True"),
+        ({"layers": -1}, "layers: expected a number of layers, got -1"),
+        ({"early_stop_layers": [3, "4"]}, r"early_stop_layers: expected numbers of layers, from 1, got \[3, '4'\]"),
+        ({"early_stop_layers": 3}, "early_stop_layers: expected a list, got 3"),
+        ({"inputs": {"image": 3}}, "inputs: expected texts by name, got"),
+        ({"preprocessing": "rgb"}, "preprocessing: expected a mapping, got 'rgb'"),
+        ({"preprocessing": {"channels": "bgr"}}, "preprocessing.channels: 'bgr' is not one of any, rgb, grey"),
+        ({"preprocessing": {"kernel": ["area"]}}, r"preprocessing.kernel: \['area'\] is not one of"),
+        ({"preprocessing": {"width": 64}}, "width, height and kernel go together"),
+        ({"preprocessing": {"width": 64, "height": 48}}, "width, height and kernel go together"),
+        ({"preprocessing": {"width": True, "height": 1, "kernel": "area"}}, "width and height are pixels"),
+        ({"preprocessing": {"mean": 0.5}}, "preprocessing: unknown field 'mean'"),
+        ({"licence_": "MIT"}, "unknown field 'licence_'"),
+    ],
+)
+def test_a_wrong_field_is_named(change, said):
+    with pytest.raises(ModelFileError, match=rf"^here: not a valid model card: .*{said}.*docs/models\.md$"):
+        ModelCard.from_dict({**FULL.to_dict(), **change}, "here")
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ModelFileError) as caught:
+        ModelCard.from_dict({"role": "x", "preprocessing": {"channels": 3}, "more": 1}, "here")
+    for said in ("'name' is missing", "'licence' is missing", "role: 'x'", "preprocessing.channels", "field 'more'"):
+        assert said in str(caught.value)
+
+
+def test_identity_covers_role_name_weights_and_preprocessing():
+    base = identity(FULL, "a" * 64)
+    assert identity(replace(FULL, precision="fp32", version="9", tools={}, licence="X"), "a" * 64) == base
+    others = [identity(FULL, "b" * 64)]
+    others += [identity(replace(FULL, **c), "a" * 64) for c in ({"role": "global"}, {"name": "g"})]
+    others.append(identity(replace(FULL, preprocessing=Preprocessing("grey", 64, 48, "linear")), "a" * 64))
+    assert len({base, *others}) == 5
+
+
+# -- preprocessing ---------------------------------------------------------------------------
+
+GREY, RGB = image(48, 64), np.dstack([image(48, 64, seed=s) for s in (1, 2, 3)])
+
+
+def luma(rgb):
+    """Rec. ITU-R BT.601-7, section 2.5.1, rounded to whole grey levels."""
+    return np.rint(rgb @ np.array([0.299, 0.587, 0.114]))
+
+
+@pytest.mark.parametrize(
+    "channels, picture, expected",
+    [
+        ("any", GREY, GREY[None]),
+        ("any", RGB, np.moveaxis(RGB, 2, 0)),
+        ("rgb", GREY, np.stack([GREY] * 3)),
+        ("rgb", RGB, np.moveaxis(RGB, 2, 0)),
+        ("grey", GREY, GREY[None]),
+        ("grey", RGB, luma(RGB)[None]),
+    ],
+)
+def test_channels_and_range(channels, picture, expected):
+    out = Preprocessing(channels).apply(picture)
+    assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape == (1, *expected.shape)
+    assert np.abs(out[0] * 255 - expected).max() < (0.51 if channels == "grey" and picture is RGB else 1e-4)
+    assert out.min() >= 0 and out.max() <= 1
+
+
+def test_area_is_the_mean_of_the_pixels_covered():
+    out = Preprocessing("grey", 16, 12, "area").apply(GREY)
+    mean = GREY.reshape(12, 4, 16, 4).mean(axis=(1, 3))
+    assert out.shape == (1, 1, 12, 16) and np.abs(out[0, 0] * 255 - mean).max() <= 0.51
+
+
+def test_linear_interpolates_between_pixel_centres():
+    """x_in = (x_out + 0.5) W_in / W_out - 0.5, clamped to the border."""
+    out = Preprocessing("any", 96, 72, "linear").apply(GREY)[0, 0] * 255
+    y, x = (np.clip((np.arange(n) + 0.5) / 1.5 - 0.5, 0, n / 1.5 - 1) for n in (72, 96))
+    y0, x0 = (np.minimum(np.floor(v).astype(int), int(n / 1.5) - 2) for v, n in ((y, 72), (x, 96)))
+    fy, fx = (y - y0)[:, None], x - x0
+    g = GREY.astype(np.float64)
+    rows = g[y0] * (1 - fy) + g[y0 + 1] * fy
+    expected = rows[:, x0] * (1 - fx) + rows[:, x0 + 1] * fx
+    assert np.abs(out - expected).max() < 1.01
+
+
+def test_input_images_are_not_changed_and_views_are_taken():
+    wide = image(48, 128)
+    view = wide[:, ::2]
+    before = wide.copy()
+    assert np.array_equal(Preprocessing("rgb").apply(view)[0, 1], view * np.float32(1 / 255))
+    assert np.array_equal(wide, before)
+
+
+@pytest.mark.parametrize(
+    "wrong", [GREY.astype(np.float32), GREY[..., None], np.dstack([GREY] * 4), GREY[0], RGB.astype(np.uint16)]
+)
+def test_other_images_are_refused(wrong):
+    with pytest.raises(DataError, match="expected uint8"):
+        Preprocessing().apply(wrong)
+
+
+def test_the_id_tells_steps_apart():
+    sizes = [(0, 0, "none"), (64, 48, "area"), (64, 48, "linear"), (48, 64, "area")]
+    assert len({Preprocessing(c, *s).id for c in CHANNELS for s in sizes}) == len(CHANNELS) * len(sizes)
+
+
+def test_grey_is_converted_before_the_resize():
+    expected = cv2.resize(cv2.cvtColor(RGB, cv2.COLOR_RGB2GRAY), (20, 10), interpolation=cv2.INTER_AREA)
+    assert np.array_equal(Preprocessing("grey", 20, 10, "area").apply(RGB)[0, 0], expected * np.float32(1 / 255))
+
+
+# -- where files are -------------------------------------------------------------------------
+
+
+def test_names_are_looked_for_in_the_cache_and_paths_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("VSLAM_FEATURES_CACHE", str(tmp_path / "cache"))
+    built = save(global_model(), card("global", "mine"))
+    assert built == tmp_path / "cache/models/mine.fp32.onnx" == model_path("mine", "fp32") == locate("mine", "fp32")
+    assert locate(str(built), "fp16") == built
+    with pytest.raises(ModelMissingError, match=r"models fetch xfeat --precision fp16'"):
+        locate("xfeat", "fp16")
+    with pytest.raises(ModelMissingError, match=r"models fetch xfeat'$"):
+        locate("xfeat", "fp32")
+    with pytest.raises(ModelMissingError, match=r"there is no model file nowhere/x\.onnx"):
+        locate("nowhere/x.onnx", "fp32")
+    with pytest.raises(ConfigError, match="no model is named 'xfaet': is xfeat meant"):
+        locate("xfaet", "fp32")
+    with pytest.raises(ConfigError, match="~nobody-of-that-name"):
+        locate("~nobody-of-that-name/x.onnx", "fp32")
+
+
+@pytest.mark.parametrize("model, beside", [("m.xml", "m.bin"), ("m.onnx", "m.onnx.data"), ("m.onnx", "m.onnx_data")])
+def test_weights_beside_a_file_are_part_of_its_content(tmp_path, model, beside):
+    (tmp_path / model).write_bytes(b"graph")
+    alone = content_sha256(tmp_path / model)
+    (tmp_path / "other.bin").write_bytes(b"of another model")
+    assert content_sha256(tmp_path / model) == alone
+    (tmp_path / beside).write_bytes(b"weights")
+    with_weights = content_sha256(tmp_path / model)
+    (tmp_path / beside).write_bytes(b"weighty")
+    assert len({alone, with_weights, content_sha256(tmp_path / model)}) == 3
