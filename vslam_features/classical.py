@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib import resources
 from pathlib import Path
 
 from .artifacts.cache import cache_folder
+from .artifacts.card import read_card
 from .artifacts.store import SUFFIXES, locate
 from .config import Config
-from .errors import ModelMissingError
+from .errors import ModelError, ModelMissingError
 
 _EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino"}
 # Classical plug-ins need no file.
@@ -32,9 +34,10 @@ def available(config: Config) -> tuple[Config, str]:
     problem = _problem(list(dict.fromkeys(missing.values())), config)
     if config.models.if_missing == "error":
         raise ModelMissingError(problem)
-    replaced = ["retrieval"] if set(missing) == {"retrieval"} else ["features", "matcher"]
+    keep = set(missing) == {"retrieval"} and _has_codebook(config)
+    replaced = [] if keep else ["features", "matcher"]
     if "retrieval" in missing:
-        replaced = list(dict.fromkeys([*replaced, "retrieval"]))
+        replaced.append("retrieval")
     values = {f"{n}.name": CLASSICAL[f"{n}.name"] for n in replaced}
     wanted = " + ".join(groups[n].name for n in replaced)
     text = (
@@ -42,6 +45,16 @@ def available(config: Config) -> tuple[Config, str]:
         "(models.if_missing: error makes this an error)"
     )
     return Config.from_flat(values, base=config), text
+
+
+def _has_codebook(config: Config) -> bool:
+    """Whether VLAD can describe these features."""
+    model = config.features.options.get("model")
+    try:
+        name = read_card(locate(model, config.runtime.precision)).name if model else config.features.name
+    except ModelError:
+        return False
+    return (resources.files("vslam_features") / "codebooks" / f"vlad_{name}.npz").is_file()
 
 
 def _missing(model: str, config: Config) -> bool:
