@@ -20,7 +20,7 @@ import pytest
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument, build
 
-from vslam_features.artifacts.cache import cache_folder, place
+from vslam_features.artifacts.cache import cache_root, place
 from vslam_features.artifacts.card import METADATA_KEY, ModelCard, identity, read_card
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
@@ -33,6 +33,7 @@ from vslam_features.runtimes.base import LoadRequest
 from vslam_features.runtimes.fake import Fake
 from vslam_features.runtimes.ort import OnnxRuntime
 
+USERS_CACHE = cache_root()  # before a fixture sets another
 DIM = 64
 ONE = LoadRequest(threads=1)
 TINY = {
@@ -237,7 +238,7 @@ class Opened:
 
 
 @pytest.fixture
-def empty_cache(tmp_path, monkeypatch) -> Path:
+def own_cache(tmp_path, monkeypatch) -> Path:
     """A cache of the test's own."""
     root = tmp_path / "cache"
     monkeypatch.setenv("VSLAM_FEATURES_CACHE", str(root))
@@ -260,16 +261,16 @@ def _tiny_cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tiny(empty_cache, _tiny_cache) -> Path:
+def tiny(own_cache, _tiny_cache) -> Path:
     """A cache with the tiny models and their records."""
-    shutil.copytree(_tiny_cache, empty_cache)
-    return empty_cache
+    shutil.copytree(_tiny_cache, own_cache)
+    return own_cache
 
 
 @pytest.fixture
 def learned(tmp_path, monkeypatch) -> Path:
     """A cache of the test's own with the default models of this machine's cache, and their records."""
-    source = {name: cache_folder(name) for name in ("models", "weights", "records")}
+    source = {name: USERS_CACHE / name for name in ("models", "weights", "records")}
     missing = [name for name in DEFAULTS if not (source["models"] / f"{name}.fp32.onnx").is_file()]
     if missing:
         pytest.skip(f"no {', '.join(missing)} in {source['models']}: run vslam-features models fetch default")

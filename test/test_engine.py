@@ -12,10 +12,10 @@ from model_helpers import (
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
     command,
-    empty_cache,  # noqa: F401
     engine,
     features_model,
     matcher_model,
+    own_cache,  # noqa: F401
     save,
     tiny,  # noqa: F401
     tiny_config,

@@ -12,10 +12,10 @@ from helpers import SECOND, T0, frame, image
 from model_helpers import (
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
-    empty_cache,  # noqa: F401
     features_model,
     learned,  # noqa: F401
     matcher_model,
+    own_cache,  # noqa: F401
     save,
     tiny,  # noqa: F401
     tiny_config,
@@ -424,7 +424,7 @@ def warnings_of(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_without_files_the_classical_set_runs_with_one_warning_that_names_the_command(caplog):
     front_end = FrontEnd(Config.from_flat({**LEARNED, "keyframes.every": 1}))
     names = [front_end.config.features.name, front_end.config.matcher.name, front_end.config.retrieval.name]
@@ -440,19 +440,19 @@ def test_without_files_the_classical_set_runs_with_one_warning_that_names_the_co
     assert len(warnings_of(caplog)) == 1
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_without_files_it_stops_where_that_is_wanted():
     with pytest.raises(ModelMissingError, match="models fetch xfeat lighterglue effnet_cov'"):
         FrontEnd(Config.from_flat({**LEARNED, "models.if_missing": "error"}))
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_the_command_names_the_precision():
     _, text = available(Config.from_flat({**LEARNED, "runtime.precision": "fp16"}))
     assert "models fetch xfeat lighterglue effnet_cov --precision fp16'" in text
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_classical_plugins_need_no_files():
     config = Config.from_flat({"features.name": "orb", "matcher.name": "nearest", "retrieval.name": "vlad"})
     assert available(config) == (config, "")
@@ -515,7 +515,7 @@ def test_without_the_library_the_classical_set_runs_and_the_warning_names_the_pa
         FrontEnd(tiny_config(runtime__name=library, models__if_missing="error"))
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_name_that_nobody_knows_is_no_missing_file():
     with pytest.raises(ConfigError, match="no model is named 'xfaet': is xfeat meant"):
         FrontEnd(Config.from_flat({**LEARNED, "features.options.model": "xfaet"}))

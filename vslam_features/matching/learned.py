@@ -35,7 +35,9 @@ class LearnedMatcher(Matcher):
             )
 
     def match(self, features0: Features, features1: Features) -> Correspondences:
-        """See :meth:`Matcher.match`. Raises NonFiniteError, BackendError, DataError."""
+        """See :meth:`Matcher.match`; N may be 0. Raises NonFiniteError, BackendError, DataError."""
+        if not len(features0) or not len(features1):  # models need not take none
+            return Correspondences(np.empty((0, 2), np.int32), np.empty(0, np.float32), status=Status.NO_KEYPOINTS)
         inputs = self._inputs(features0, features1)
         return self._correspondences(self.engine.run(inputs), features0, features1)
 
