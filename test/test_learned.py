@@ -11,6 +11,7 @@ import onnx
 import pytest
 from helpers import IDENTITY, features, frame, image, unit
 from model_helpers import (
+    DEFAULTS,
     DIM,
     Opened,
     card,
@@ -25,6 +26,7 @@ from model_helpers import (
 )
 from model_helpers import GLOBAL_CARD as GLOBAL
 
+from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import model_path
 from vslam_features.config import Config, GeometryConfig
 from vslam_features.errors import DataError, PluginError
@@ -164,7 +166,7 @@ def test_outputs_bound_to_the_wrong_tensors_are_told(tmp_path):
 
 
 def test_colour_and_grey(tmp_path):
-    plugin = features_of(tmp_path, own=replace(POINT, preprocessing=GLOBAL.preprocessing.__class__("rgb")))
+    plugin = features_of(tmp_path, own=replace(POINT, preprocessing=Preprocessing("rgb")))
     grey = dot(160, 120, 60, 50)
     a, b = plugin.extract(frame(grey)), plugin.extract(frame(np.dstack([grey] * 3)))
     assert np.allclose(a.keypoints, b.keypoints, atol=1e-3)
@@ -387,9 +389,9 @@ def test_300_pairs_of_random_numbers_through_lighterglue():
 
 @pytest.mark.usefixtures("learned")
 def test_the_learned_default_on_a_scene_where_the_truth_is_known():
-    names = {"features.name": "xfeat", "matcher.name": "lighterglue", "retrieval.name": "effnet_cov"}
+    names = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS))
     front_end = FrontEnd(Config.from_flat({**names, "features.max_keypoints": 512, "keyframes.every": 1}))
-    assert not front_end.warning and [h.name for h in front_end.models.health()] == list(names_of_models())
+    assert not front_end.warning and [h.name for h in front_end.models.health()] == list(DEFAULTS)
     made = make_scene("room", width=320, height=240, fps=2.0)
     numbers = [3, 4, 5, 6]
     results = [front_end.process(made.frame(i)) for i in numbers]
@@ -405,10 +407,6 @@ def test_the_learned_default_on_a_scene_where_the_truth_is_known():
     identities = [front_end.features.identity, front_end.global_descriptor.identity]
     assert [i.name for i in identities] == ["xfeat", "effnet_cov"]
     assert all(h.linked and h.counts.faults == 0 for h in front_end.models.health())
-
-
-def names_of_models():
-    return "xfeat", "lighterglue", "effnet_cov"
 
 
 @pytest.mark.usefixtures("learned")

@@ -51,7 +51,9 @@ def verify(model: str, config: Config, reference: str = "", images=(), inputs=()
         print(f"\r\033[K{text}" if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
 
     models = Models(config, progress)
-    extract = _extractor(model, config, models) if images else None
+    # The runtime that is judged does not make what it is judged on.
+    trusted = config.with_values(runtime__name="onnxruntime", runtime__device="cpu", runtime__precision="fp32")
+    extract = _extractor(model, config, Models(trusted, progress)) if images else None
     try:
         return models.verify(model, reference=reference, images=images, inputs=inputs, extract=extract)
     finally:
@@ -67,11 +69,13 @@ def _extractor(model: str, config: Config, models):
     from ..types import Frame
 
     card = read_card(locate(model, config.runtime.precision))
-    if card.role != "matcher":
+    name = card.features_model
+    if card.role != "matcher" or not name:
         return None
-    plugin = registry.get("features", card.features_model.partition("-")[0])
+    # The plug-in xfeat runs any model of features: cards tell how.
+    plugin = registry.get("features", name if name in registry.names("features") else "xfeat")
     learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
-    options = plugin.Options(model=card.features_model) if learned else plugin.Options()
+    options = plugin.Options(model=name) if learned else plugin.Options()
     features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
 
     def extract(image):

@@ -1,0 +1,466 @@
+"""``vslam-features models`` and what ``doctor`` says of models: outcomes, exit codes, JSON, errors."""
+
+import json
+import logging
+import shutil
+import sys
+from importlib import metadata
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from helpers import image
+from model_helpers import (
+    DEFAULTS,
+    _tiny_cache,  # noqa: F401 (fixtures)
+    card,
+    clear_environment,
+    command,
+    features_model,
+    global_model,
+    learned,  # noqa: F401
+    matcher_model,
+    own_cache,  # noqa: F401
+    save,
+    tiny,  # noqa: F401
+    tiny_config,
+)
+
+from vslam_features import config as config_module
+from vslam_features.artifacts import records
+from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
+from vslam_features.artifacts.card import read_card, sidecar_path
+from vslam_features.artifacts.preprocessing import Preprocessing
+from vslam_features.artifacts.store import model_path
+from vslam_features.cli import doctor, model_checks
+from vslam_features.cli import models as models_cli
+from vslam_features.models import Models
+from vslam_features.networks import recipes
+
+NAMES = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
+
+
+@pytest.fixture(autouse=True)
+def _settings(own_cache, monkeypatch):  # noqa: F811
+    clear_environment(monkeypatch)
+
+
+def said(capsys, *args) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    code = command(*map(str, args))
+    return code, *capsys.readouterr()
+
+
+def entry(tmp_path, name: str, model, **fields) -> dict:
+    """An entry of a registry whose file lies beside it: a ready model, or with ``recipe`` weights."""
+    path = tmp_path / f"{name}.file.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString(deterministic=True))
+    file = {"file": path.name, "sha256": sha256_of(path), "size": path.stat().st_size, "sources": [{"path": path.name}]}
+    base = {"name": name, "role": "global", "version": "1", "licence": "CC0-1.0", "homepage": "https://example.org"}
+    kind = {"weights": file} if "recipe" in fields else {"file": file}
+    return {**base, **kind, **fields}
+
+
+def use_registry(tmp_path, monkeypatch, *entries) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(yaml.safe_dump({"schema": 2, "models": list(entries)}))
+    monkeypatch.setenv("VSLAM_FEATURES_MODELS", str(path))
+
+
+PICTURE = {"preprocessing": {"channels": "grey", "width": 32, "height": 32, "kernel": "area"}}
+
+
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
+    """A registry with a ready global descriptor."""
+    use_registry(tmp_path, monkeypatch, entry(tmp_path, "ready", global_model(), card=PICTURE))
+    return tmp_path / "ready.file.onnx"
+
+
+# -- list ----------------------------------------------------------------------------------------
+
+
+def test_list_of_a_fresh_machine(capsys):
+    code, out, _ = said(capsys, "models", "list")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == NAMES
+    assert all(line.split("  ")[-1].strip() == "-" for line in lines[1:-1])
+    assert str(cache_root()) in lines[-1]
+    code, out, _ = said(capsys, "models", "list", "--json")
+    listed = {m["name"]: m for m in json.loads(out)["models"]}
+    assert code == 0 and list(listed) == NAMES
+    assert all(not m["built"] and not m["weights"] and not m["verified"] for m in listed.values())
+    assert listed["xfeat"]["weights_mb"] == pytest.approx(6.25, abs=0.01)
+    assert [n for n, m in listed.items() if m["default"]] == [n for n in NAMES if n in models_cli.default_models()]
+
+
+def test_list_tells_what_is_here_and_where_it_was_verified(ready, capsys):
+    assert said(capsys, "models", "fetch", "ready")[0] == 0
+    _, out, _ = said(capsys, "models", "list", "--json")
+    found = json.loads(out)["models"][-1]
+    assert (found["name"], found["built"], found["verified"], found["failed"]) == (
+        "ready",
+        ["fp32"],
+        ["onnxruntime"],
+        [],
+    )
+    line = said(capsys, "models", "list")[1].splitlines()[-2]
+    assert line.split()[0] == "ready" and "fp32" in line and line.endswith("onnxruntime")
+
+
+def test_a_broken_registry_of_the_user_is_an_error_that_names_it(tmp_path, monkeypatch, capsys):
+    use_registry(tmp_path, monkeypatch, {"name": "x"})
+    code, _, err = said(capsys, "models", "list")
+    assert code == 1 and "registry.yaml" in err and "Traceback" not in err
+
+
+# -- fetch and build -------------------------------------------------------------------------------
+
+
+def test_a_ready_file_is_placed_with_its_card_and_verified(ready, capsys):
+    code, out, _ = said(capsys, "models", "fetch", "ready")
+    assert code == 0 and out == "ready fp32: equals its reference on 8 pairs\n"
+    target = model_path("ready", "fp32")
+    assert target.read_bytes() == ready.read_bytes()
+    placed = read_card(target)
+    assert (placed.name, placed.role, placed.licence) == ("ready", "global", "CC0-1.0")
+    assert placed.preprocessing.id == "grey-32x32-area" and placed.source_sha256 == sha256_of(ready)
+    assert [r.passed for r in records.records_of(sha256_of(target))] == [True]
+
+
+def test_a_file_that_is_there_is_not_written_again_unless_forced(ready, capsys):
+    said(capsys, "models", "fetch", "ready")
+    target = model_path("ready", "fp32")
+    inode = target.stat().st_ino
+    assert said(capsys, "models", "fetch", "ready")[0] == 0 and target.stat().st_ino == inode
+    assert said(capsys, "models", "fetch", "ready", "--force")[0] == 0 and target.stat().st_ino != inode
+
+
+@pytest.mark.parametrize("damage", [b"", b"<html>", None])
+def test_a_damaged_or_replaced_file_is_made_anew(ready, damage, capsys):
+    said(capsys, "models", "fetch", "ready")
+    target = model_path("ready", "fp32")
+    target.write_bytes(matcher_model().SerializeToString() if damage is None else damage)
+    assert said(capsys, "models", "fetch", "ready")[0] == 0
+    assert target.read_bytes() == ready.read_bytes()
+
+
+def built(tmp_path, monkeypatch, model, role="global") -> None:
+    """A registry with a model that is built, by a recipe of the test's own: ``model(precision)``."""
+    steps = Preprocessing(**PICTURE["preprocessing"]) if role == "global" else Preprocessing()
+    monkeypatch.setitem(recipes.RECIPES, "tiny", recipes.Recipe(lambda weights, precision: model(precision), steps))
+    monkeypatch.setattr(recipes, "read_tensors", lambda path: {})
+    use_registry(tmp_path, monkeypatch, entry(tmp_path, "made", b"weights", recipe="tiny", role=role))
+
+
+def test_a_built_file_that_is_damaged_is_built_again(tmp_path, monkeypatch, capsys):
+    built(tmp_path, monkeypatch, lambda precision: global_model())
+    assert said(capsys, "models", "fetch", "made")[0] == 0
+    target = model_path("made", "fp32")
+    content = target.read_bytes()
+    assert read_card(target).source_sha256 == sha256_of(tmp_path / "made.file.onnx")
+    target.write_bytes(content[: len(content) // 2])
+    code, _, err = said(capsys, "models", "fetch", "made")
+    assert code == 0 and "making it anew" in err and target.read_bytes() == content
+
+
+def test_build_takes_what_was_fetched_and_builds_each_time(tmp_path, monkeypatch, capsys):
+    calls = []
+    built(tmp_path, monkeypatch, lambda precision: calls.append(precision) or global_model())
+    assert said(capsys, "models", "build", "made", "--precision", "fp32")[0] == 0
+    assert said(capsys, "models", "build", "made")[0] == 0
+    assert calls == ["fp32", "fp32"] and model_path("made", "fp32").is_file()
+
+
+def test_a_file_that_fails_its_gate_after_the_build_is_removed(tmp_path, monkeypatch, capsys):
+    """The fp16 variant computes something else than the fp32 file."""
+    built(tmp_path, monkeypatch, lambda p: features_model(half=p == "fp16", noise=0.3 * (p == "fp16")), role="features")
+    assert said(capsys, "models", "fetch", "made")[0] == 0
+    code, out, err = said(capsys, "models", "fetch", "made", "--precision", "fp16")
+    assert code == 1 and "made fp16: differs from its reference on 8 pairs" in out
+    assert "failed its comparison, the file was removed" in err and "FAILED" in err and "descriptors" in err
+    assert not model_path("made", "fp16").exists() and model_path("made", "fp32").is_file()
+
+
+def test_a_ready_file_that_fails_leaves_no_card_behind(tmp_path, monkeypatch, capsys):
+    nothing = entry(
+        tmp_path, "nothing", matcher_model(least=2.0), role="matcher", features_model="some", card={"layers": 1}
+    )
+    use_registry(tmp_path, monkeypatch, nothing)
+    code, _, err = said(capsys, "models", "fetch", "nothing")
+    target = model_path("nothing", "fp32")
+    assert code == 1 and "proves nothing" in err
+    assert not target.exists() and not sidecar_path(target).exists()
+
+
+def test_weights_from_a_file_that_is_here(tmp_path, monkeypatch, capsys):
+    values = entry(tmp_path, "ready", global_model(), card=PICTURE)
+    values["file"]["sources"] = [{"path": "not/here.onnx"}]
+    use_registry(tmp_path, monkeypatch, values)
+    file = tmp_path / "ready.file.onnx"
+    code, _, err = said(capsys, "models", "fetch", "ready", "--from", sidecar_path(file))
+    assert code == 1 and "error: ready: " in err
+    other = tmp_path / "other.onnx"
+    other.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 6247949\n")
+    code, _, err = said(capsys, "models", "fetch", "ready", "--from", other)
+    assert code == 1 and "Git LFS pointer" in err and sha256_of(file) in err
+    assert said(capsys, "models", "fetch", "ready", "--from", file)[0] == 0
+    assert model_path("ready", "fp32").is_file()
+    code, _, err = said(capsys, "models", "fetch", "ready", "xfeat", "--from", file)
+    assert code == 1 and "is for one model, got 2: name one" in err
+
+
+def test_offline_without_weights_names_the_alternatives_and_tries_the_others(ready, capsys):
+    code, out, err = said(capsys, "models", "fetch", "xfeat", "ready", "--offline")
+    assert code == 1 and "ready fp32: equals" in out
+    assert "error: xfeat: xfeat.pt of xfeat (6.2 MB" in err and "without --offline" in err and "--from FILE" in err
+    code, _, err = said(capsys, "models", "build", "xfeat")
+    assert code == 1 and "could not be had" in err and "Traceback" not in err
+
+
+def test_sets_of_names(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(models_cli, "_make", lambda entry, *rest: asked.append(entry.name) or 0)
+    monkeypatch.setattr("vslam_features.artifacts.sources.fetch_weights", lambda entry, **options: entry.name)
+    assert said(capsys, "models", "fetch", "all")[0] == 0 and asked == NAMES
+    asked.clear()
+    assert said(capsys, "models", "fetch", "xfeat", "default", "xfeat")[0] == 0
+    assert asked == list(dict.fromkeys(["xfeat", *models_cli.default_models()]))
+
+
+@pytest.mark.parametrize("verb", ["fetch", "build", "info", "verify"])
+def test_a_wrong_name_is_told_with_the_closest(verb, capsys):
+    code, out, err = said(capsys, "models", verb, "xfaet")
+    assert code == 1 and not out and "no model is named 'xfaet': is xfeat meant" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("args", [[], ["fetch"], ["verify"], ["build", "xfeat", "--precision", "int3"], ["sing"]])
+def test_wrong_usage_is_exit_code_2(args, capsys):
+    assert said(capsys, "models", *args)[0] == 2
+
+
+def test_a_built_model_without_the_builder_names_the_package(tmp_path, monkeypatch, capsys):
+    built(tmp_path, monkeypatch, lambda precision: global_model())
+    monkeypatch.setitem(sys.modules, "vslam_features.networks.recipes", None)
+    code, _, err = said(capsys, "models", "fetch", "made")
+    assert code == 1 and "pip install 'vslam_features[models]'" in err and str(model_path("made", "fp32")) in err
+
+
+# -- info ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny")
+def test_info_of_a_name_and_of_a_path(capsys):
+    path = model_path("tiny-features", "fp32")
+    for model in ("tiny-features", path):
+        code, out, _ = said(capsys, "models", "info", model, "--json")
+        facts = json.loads(out)
+        assert code == 0 and out.count("\n") == 1
+        assert (facts["file"], facts["sha256"]) == (str(path), sha256_of(path))
+        assert facts["card"]["name"] == "tiny-features" and facts["card"]["preprocessing"]["channels"] == "any"
+        assert facts["inputs"] == {"image": "float32 1xNxNxN", "max_keypoints": "int64 1"}
+        assert facts["outputs"]["descriptors"].startswith("float32 ")
+        assert {r["runtime"] for r in facts["records"]} == {"onnxruntime", "fake(onnxruntime)"}
+        assert facts["identity"] == [str(Models(tiny_config()).open("features", "tiny-features").identity)]
+    assert len(said(capsys, "models", "info", "tiny-features")[1].splitlines()) > 20
+
+
+@pytest.mark.usefixtures("tiny")
+def test_info_of_files_that_are_no_models(tmp_path, capsys):
+    plain = tmp_path / "plain.onnx"
+    plain.write_bytes(global_model().SerializeToString())
+    code, out, _ = said(capsys, "models", "info", plain, "--json")
+    facts = json.loads(out)
+    assert code == 0 and "has no model card" in facts["card"] and facts["inputs"] == {"image": "float32 1x1x32x32"}
+    page = tmp_path / "page.onnx"
+    page.write_text("<!DOCTYPE html><html>sign in</html>")
+    code, out, _ = said(capsys, "models", "info", page, "--json")
+    assert code == 0 and "page" in json.loads(out)["kind"].lower() and "tensors" in json.loads(out)
+    code, _, err = said(capsys, "models", "info", tmp_path / "gone.onnx")
+    assert code == 1 and "there is no model file" in err
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny")
+def test_verify_prints_a_table_or_json(capsys):
+    code, out, _ = said(capsys, "models", "verify", "tiny-matcher")
+    assert code == 0 and "PASSED" in out and "seeded-7" in out and max(map(len, out.splitlines())) <= 120
+    code, out, _ = said(capsys, "models", "verify", "tiny-matcher", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["passed"] and len(report["pairs"]) == 8 and report["recorded"] == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_verify_against_another_model(capsys):
+    strict = save(matcher_model(least=0.98), card("matcher", "strict"), cache_root() / "strict.onnx")
+    code, out, _ = said(capsys, "models", "verify", strict, "--reference", "tiny-matcher")
+    assert code == 1 and "FAILED" in out and "matches, the reference has" in out
+    assert said(capsys, "models", "verify", "tiny-matcher", "--reference", "tiny-matcher")[0] == 0
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("model", ["tiny-features", "tiny-matcher", "tiny-global"])
+def test_verify_on_pictures_of_the_user(model, tmp_path, capsys):
+    big = image(260, 340)
+    for i in range(3):
+        cv2.imwrite(str(tmp_path / f"p{i}.png"), big[5 * i : 5 * i + 240, 7 * i : 7 * i + 320])
+    code, out, _ = said(capsys, "models", "verify", model, "--images", tmp_path)
+    assert code == 0 and "p0 p1" in out and "p1 p2" in out
+    code, _, err = said(capsys, "models", "verify", model, "--images", tmp_path / "p0.png")
+    assert code == 1 and "expected two pictures at least" in err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_features_of_pictures_are_not_made_by_the_runtime_that_is_judged(tmp_path, capsys):
+    """A runtime whose outputs are all NaN: its matcher fails, for features are there to match."""
+    for i in range(2):
+        cv2.imwrite(str(tmp_path / f"p{i}.png"), image(240, 320))
+    broken = ["--set", "runtime.name=fake", "--set", "runtime.options.nan_calls=all"]
+    code, out, _ = said(capsys, "models", "verify", "tiny-matcher", "--images", tmp_path, *broken)
+    assert code == 1 and "p0 p1" in out and "NaN on 9 of 9 pairs" in out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_verify_on_a_runtime_that_fails(capsys):
+    broken = ["--set", "runtime.name=fake", "--set", "runtime.options.error_calls='3'"]
+    code, out, _ = said(capsys, "models", "verify", "tiny-matcher", *broken)
+    assert code == 1 and "injected error in call 3" in out and "FAILED" in out
+    code, _, err = said(capsys, "models", "verify", "tiny-matcher", "--set", "runtime.device=cuda")
+    assert code == 1 and "CPUExecutionProvider" in err
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "make", [lambda p: p.write_bytes(b"no zip"), lambda p: np.savez(p, other=np.zeros(3)), lambda p: None]
+)
+def test_inputs_that_are_none(make, tmp_path, capsys):
+    path = tmp_path / "inputs.npz"
+    make(path)
+    code, out, err = said(capsys, "models", "verify", "tiny-global", "--inputs", path)
+    assert code == 1 and "Traceback" not in err and ("inputs" in err or "expected ['image']" in out)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("learned")
+def test_the_real_default_models_are_verified(capsys):
+    for name in DEFAULTS:
+        code, out, _ = said(capsys, "models", "verify", name)
+        assert code == 0 and "golden outputs" in out and "PASSED" in out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("learned")
+def test_the_real_default_models_are_fetched_from_weights_that_are_here(capsys):
+    for name in DEFAULTS:
+        model_path(name, "fp32").unlink()
+    code, out, _ = said(capsys, "models", "fetch", *DEFAULTS, "--offline")
+    assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == [f"{n} fp32" for n in DEFAULTS]
+    assert "equals the golden outputs on 8 pairs" in out
+
+
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def distributions(tmp_path, monkeypatch, *names) -> None:
+    """Installed distributions of these names, and no other ONNX Runtime."""
+    for name in names:
+        info = tmp_path / f"{name.replace('-', '_')}-9.9.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+    there = [d for d in metadata.distributions() if not (d.metadata["Name"] or "").startswith("onnxruntime")]
+    there += list(metadata.distributions(path=[str(tmp_path)]))
+    monkeypatch.setattr(metadata, "distributions", lambda **kwargs: iter(there))
+
+
+@pytest.mark.parametrize(
+    "names, extra",
+    [
+        (["onnxruntime", "onnxruntime-gpu"], "cuda"),
+        (["onnxruntime", "onnxruntime_gpu"], "cuda"),
+        (["onnxruntime", "onnxruntime-openvino"], "cpu"),
+    ],
+)
+def test_two_distributions_of_onnxruntime_fail_and_the_fix_is_named(names, extra, tmp_path, monkeypatch, capsys):
+    distributions(tmp_path, monkeypatch, *names)
+    monkeypatch.setattr(doctor, "_CHECKS", {"runtimes": model_checks.check_runtimes})
+    code, out, _ = said(capsys, "doctor")
+    second = names[1].replace("_", "-")
+    assert code == 1 and out.startswith("FAIL  onnxruntime") and f"onnxruntime and {second} overwrite each other" in out
+    assert f"pip uninstall -y onnxruntime {second} && pip install 'vslam_features[{extra}]'" in out
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu"])
+def test_one_distribution_of_onnxruntime_is_well(name, tmp_path, monkeypatch):
+    distributions(tmp_path, monkeypatch, name)
+    first = next(model_checks.check_runtimes())
+    assert first.state == "OK" and f"from {name}" in first.text and "CPU" in first.text
+
+
+def test_no_onnxruntime_is_a_warning_with_the_command(tmp_path, monkeypatch):
+    distributions(tmp_path, monkeypatch)
+    monkeypatch.setattr(model_checks, "find_spec", lambda name: None)
+    (only,) = model_checks.check_runtimes()
+    assert only.state == "WARN" and "pip install 'vslam_features[cpu]'" in only.fix
+
+
+@pytest.fixture
+def defaults(tiny, monkeypatch):  # noqa: F811
+    """The tiny models as those of the default configuration."""
+    made = tiny_config()
+    monkeypatch.setattr(config_module, "Config", lambda: made)
+
+
+def states() -> dict[str, tuple[str, str, str]]:
+    checks = [(c.state, c.text, c.fix) for c in model_checks.check_models()]
+    return dict(zip(("features", "matcher", "global"), checks))
+
+
+def test_doctor_on_models_that_are_verified(defaults):
+    found = states()
+    assert [s for s, *_ in found.values()] == ["OK"] * 3
+    assert "tiny-features fp32, 0.0 MB; verified on fake(onnxruntime), onnxruntime" == found["features"][1]
+
+
+def test_doctor_on_a_fresh_machine():
+    checks = list(model_checks.check_models())
+    names = models_cli.default_models()
+    assert [(c.state, c.fix) for c in checks] == [("WARN", f"vslam-features models fetch {n}") for n in names]
+
+
+def test_doctor_on_a_damaged_file_and_one_without_a_record(defaults):
+    model_path("tiny-features", "fp32").write_bytes(b"<html>")
+    save(matcher_model(least=0.61), card("matcher", "tiny-matcher"))
+    found = states()
+    assert (
+        found["features"][0] == "FAIL" and found["features"][2] == "vslam-features models fetch tiny-features --force"
+    )
+    assert found["matcher"][0] == "OK" and "verified at its first use" in found["matcher"][1]
+
+
+def test_doctor_fails_on_a_model_that_fails_where_it_is_to_run(defaults, caplog):
+    """A failed record of another runtime is no reason: nobody runs it there."""
+    caplog.set_level(logging.CRITICAL)
+    for runtime, state in (("fake(onnxruntime)", "OK"), ("onnxruntime", "FAIL")):
+        for file in cache_folder("records").iterdir():
+            values = json.loads(file.read_text())
+            if values["name"] == "tiny-matcher" and values["runtime"] == runtime:
+                values |= {"passed": False, "reasons": ["pair 3: no match, the reference has 90"]}
+                file.write_text(json.dumps(values))
+        found = states()["matcher"]
+        assert found[0] == state, runtime
+    assert "failed on onnxruntime: pair 3: no match" in found[1] and "models verify tiny-matcher" in found[2]
+
+
+def test_doctor_takes_the_newest_record_of_a_runtime(defaults):
+    """That of the version before the upgrade failed."""
+    file = next(f for f in cache_folder("records").iterdir() if json.loads(f.read_text())["runtime"] == "onnxruntime")
+    values = json.loads(file.read_text())
+    old = {"version": "1.0", "passed": False, "reasons": ["old"], "time": "2020-01-01T00:00:00Z"}
+    shutil.copy(file, file.with_name(file.name[:17] + "0123456789abcdef.json"))
+    file.with_name(file.name[:17] + "0123456789abcdef.json").write_text(json.dumps({**values, **old}))
+    assert len(records.records_of(values["sha256"])) == 3
+    assert [s for s, *_ in states().values()] == ["OK"] * 3
