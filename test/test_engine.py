@@ -156,6 +156,20 @@ def test_no_incidents_are_kept_where_none_are_wanted():
     assert health(front_end).counts.incidents == 0 and not kept()
 
 
+def test_openvino_is_made_good_by_onnxruntime_with_the_same_identity():
+    pytest.importorskip("openvino")
+    honest = FrontEnd(tiny_config())
+    openvino = {"runtime__options__inner": "openvino"}
+    faulty(**openvino)  # the gate has its own calls
+    front_end = faulty(nan_calls="3", **openvino)
+    assert front_end.features.identity == honest.features.identity
+    results = run(front_end)
+    assert statuses(results) == [Status.OK] * 2 + [Status.FAULT_RECOVERED] + [Status.OK] * 5
+    pairs = [t.pairs[0].matches for t, _ in results[1:]]
+    assert pairs[2].runtime.startswith("fallback onnxruntime") and pairs[3].runtime.startswith("fake(openvino)")
+    assert all(h.linked for h in front_end.models.health())
+
+
 # -- nothing found -----------------------------------------------------------------------------
 
 

@@ -428,3 +428,21 @@ def test_the_real_matcher_with_any_number_of_keypoints(n0, n1):
     found = LighterGlue(LighterGlue.Options(), Models(Config())).match(a, b)
     assert len(found.pairs) <= min(n0, n1) and np.isfinite(found.scores).all()
     assert model_path("lighterglue", "fp32").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("learned")
+@pytest.mark.parametrize(
+    "fault, said", [("nan_calls", "'mscores0'"), ("zero_calls", "look alike"), ("error_calls", "injected")]
+)
+def test_a_fault_of_the_real_matcher_on_pair_3_of_8_is_recovered(fault, said):
+    made = make_scene("room", width=320, height=240, fps=5.0)
+    values = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS)) | {"keyframes.every": 1}
+    values |= {"features.max_keypoints": 512, "runtime.name": "fake", "runtime.options.only": "lighterglue"}
+    FrontEnd(Config.from_flat(values))  # the gate has its own calls
+    front_end = FrontEnd(Config.from_flat({**values, f"runtime.options.{fault}": "3"}))
+    pairs = [p.matches for i in range(9) for p in front_end.process(made.frame(i))[0].pairs]
+    assert [p.status for p in pairs] == [Status.OK] * 2 + [Status.FAULT_RECOVERED] + [Status.OK] * 5
+    assert said in pairs[2].detail and pairs[2].num_inliers > 60
+    counts = front_end.models.health()[1].counts
+    assert (counts.runs, counts.faults, counts.recovered, counts.lost, counts.incidents) == (8, 1, 1, 0, 1)

@@ -117,6 +117,13 @@ class LoopsConfig:
     enabled: bool = option(True, "Search for loops at all.")
     verify: int = option(5, "The best n candidates are verified by matching and geometry.", low=1, high=1000)
     min_inliers: int = option(20, "Fewer inliers verify no loop.", low=5, high=10_000)
+    min_inlier_share: float = option(
+        -1.0,
+        "Without a pose: inliers on a smaller share of the keypoints verify no loop, as look-alike places have as many; "
+        "-1: as the matcher needs.",
+        low=-1.0,
+        high=1.0,
+    )
     place_radius: int = option(
         10, "Keyframes no further apart than this (in count) are the same place.", low=1, high=1_000_000
     )

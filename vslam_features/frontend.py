@@ -68,7 +68,10 @@ class FrontEnd:
         self.keyframes = MemoryMap()
         self.index = registry.get("index", self.config.retrieval.index)()
         odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
-        self.loops = LoopJudge(self.config.loops, self.keyframes, odometry)
+        loops = self.config.loops
+        if loops.min_inlier_share < 0:
+            loops = dataclasses.replace(loops, min_inlier_share=self.matcher.matcher.loop_share)
+        self.loops = LoopJudge(loops, self.keyframes, odometry)
         self._guards: dict[int, EmptyGuard] = {}
         self.policy.reset()
 
