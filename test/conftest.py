@@ -6,6 +6,14 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def empty_cache(tmp_path_factory):
+    """Tests see no model files but those they place: what they prove must not depend on who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VSLAM_FEATURES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of real images: ``VSLAM_FEATURES_DATA``, else ``../shared/data`` beside the repository."""

@@ -138,7 +138,7 @@ def test_errors_are_one_message_with_the_next_step(images, tmp_path, capsys):
         (["match", a, b, "--viz", tmp_path / "no" / "m.png"], ["no", "make it first"]),
         (["match", a, b, "--viz", tmp_path / "m.gif"], [".png"]),
         (["match", a, b, "--features", "nope"], ["nope", "sift", "orb"]),
-        (["match", a, b, "--set", "matcher.options.ratio=7"], ["matcher.options.ratio", "7"]),
+        (["match", a, b, "--set", "matcher.options.min_score=7"], ["matcher.options.min_score", "7"]),
         (["match", a, b, "--set", "nothing"], ["NAME=VALUE"]),
         (["match", a, b, "--set", "no.such=1"], ["no.such"]),
         (["match", a, b, "--config", tmp_path / "bad.yaml"], ["bad.yaml"]),
@@ -390,10 +390,12 @@ def test_wrong_usage_is_2(capsys):
 
 def test_as_a_process(images, tmp_path):
     command = [sys.executable, "-m", "vslam_features"]
-    done = subprocess.run([*command, "match", images / "cat.png", images / "cat2.png", "--json"], capture_output=True)
+    classical = ["--features", "sift", "--set", "loops.enabled=false"]
+    command_line = [*command, "match", images / "cat.png", images / "cat2.png", "--json", *classical]
+    done = subprocess.run(command_line, capture_output=True)
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "ok" and done.stderr == b""
     done = subprocess.run([*command, "replay", tmp_path / "none"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
     # A reader that leaves early is no error to complain about.
-    text = f"{sys.executable} -m vslam_features match {images}/cat.png {images}/cat2.png | true"
+    text = f"{sys.executable} -m vslam_features match {images}/cat.png {images}/cat2.png --features sift | true"
     assert subprocess.run(text, shell=True, capture_output=True).stderr == b""

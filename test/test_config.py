@@ -59,12 +59,12 @@ def test_any_valid_configuration_survives_yaml_flat_and_ros_form(changes):
 
 
 def test_files_plain_ros_dotted_and_empty(tmp_path):
-    expected = Config().with_values(matcher__options__ratio=0.7, keyframes__every=1)
-    plain = "matcher: {options: {ratio: 0.7}}\nkeyframes: {every: 1}\n"
+    expected = Config().with_values(matcher__options__min_score=0.7, keyframes__every=1)
+    plain = "matcher: {options: {min_score: 0.7}}\nkeyframes: {every: 1}\n"
     assert load(tmp_path, plain) == expected
     assert load(tmp_path, "/**:\n  ros__parameters:\n    " + plain.replace("\n", "\n    ")) == expected
     assert (
-        load(tmp_path, "/robot/frontend:\n  ros__parameters: {matcher.options.ratio: 0.7, keyframes.every: 1}")
+        load(tmp_path, "/robot/frontend:\n  ros__parameters: {matcher.options.min_score: 0.7, keyframes.every: 1}")
         == expected
     )
     assert load(tmp_path, "") == load(tmp_path, "# nothing\n") == load(tmp_path, "/**: {ros__parameters: }") == Config()
@@ -198,9 +198,9 @@ def test_wrong_types(name, bad):
 
 def test_an_int_is_taken_for_a_float():
     config = Config.from_flat(
-        {"geometry.threshold_px": 2, "matcher.options.ratio": 1, "keyframes.rotation_deg": np.float64(5)}
+        {"geometry.threshold_px": 2, "matcher.options.min_score": 1, "keyframes.rotation_deg": np.float64(5)}
     )
-    assert [type(v) for v in (config.geometry.threshold_px, config.matcher.options["ratio"])] == [float, float]
+    assert [type(v) for v in (config.geometry.threshold_px, config.matcher.options["min_score"])] == [float, float]
     assert type(config.keyframes.rotation_deg) is float and config.to_yaml()
 
 
@@ -212,16 +212,16 @@ def test_the_words_that_yaml_reads_as_booleans(tmp_path, word, expected):
 def test_all_problems_come_in_one_error():
     with pytest.raises(ConfigError) as error:
         Config.from_flat(
-            {"features.fp16": "half", "matcher.options.ratio": 3.0, "threads": "two", "features.name": "surf",
+            {"features.fp16": "half", "matcher.options.min_score": 3.0, "threads": "two", "features.name": "surf",
              "features.nam": 1, "threads.options.x": 1}
         )  # fmt: skip
     for part in (
         "unknown parameter 'features.nam'",
         "unknown parameter 'threads.options.x'",
         "lossless, always, never",
-        "matcher.options.ratio: 3.0 is outside [0.1, 1.0]",
+        "matcher.options.min_score: 3.0 is outside [0.0, 1.0]",
         "threads",
-        "'surf' is not one of orb, sift",
+        "'surf' is not one of aliked, orb, sift, xfeat",
     ):
         assert part in str(error.value)
 
@@ -269,7 +269,7 @@ def test_anything_gives_a_config_or_a_config_error(values):
 
 
 def test_options_are_filled_in_kept_and_dropped_with_their_plugin():
-    config = Config.from_flat({"features.options.edge_threshold": 7})
+    config = Config.from_flat({"features.name": "sift", "features.options.edge_threshold": 7})
     assert config.features.options == {"contrast_threshold": 0.04, "edge_threshold": 7.0}
     assert config.with_values(features__max_keypoints=9).features.options["edge_threshold"] == 7.0
     orb = config.with_values(features__name="orb")
@@ -281,7 +281,7 @@ def test_options_are_filled_in_kept_and_dropped_with_their_plugin():
     with pytest.raises(ConfigError, match=r"no option \['edge_threshold'\].*fast_threshold"):
         orb.with_values(features__options__edge_threshold=3.0)
     with pytest.raises(ConfigError, match="it has none"):
-        Config.from_flat({"retrieval.options.words": 3})
+        Config.from_flat({"retrieval.name": "vlad", "retrieval.options.words": 3})
 
 
 def test_an_installed_plugin_brings_its_own_options(tmp_path, monkeypatch):

@@ -20,9 +20,9 @@ def test_every_builtin_loads_and_is_what_its_role_says(role, base):
 
 
 def test_unknown_roles_and_names_list_the_choices():
-    with pytest.raises(PluginError, match="unknown plug-in role 'feature'.*features, matcher, global, index"):
+    with pytest.raises(PluginError, match="unknown plug-in role 'feature'.*features, matcher, global, index, runtime"):
         registry.names("feature")
-    with pytest.raises(PluginError, match="unknown features plug-in 'surf'; choose one of: orb, sift"):
+    with pytest.raises(PluginError, match="unknown features plug-in 'surf'; choose one of: aliked, orb, sift, xfeat"):
         registry.get("features", "surf")
 
 
@@ -49,7 +49,10 @@ class NotADataclass:
 
 def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path, monkeypatch):
     plugin_distribution(tmp_path, monkeypatch, {"matcher": {"mine": "Mine"}, "index": {"other": "Mine"}}, MODULE)
-    assert registry.names("matcher") == ["mine", "nearest"] and registry.names("index") == ["flat", "other"]
+    assert registry.names("matcher") == ["lighterglue", "lightglue", "mine", "nearest"] and registry.names("index") == [
+        "flat",
+        "other",
+    ]
     assert registry.get("matcher", "mine").__name__ == "Mine"
     assert Config.from_flat({"matcher.name": "mine"}).matcher.options["ratio"] == 0.8
 
@@ -78,4 +81,4 @@ def test_a_broken_plugin_is_named_with_the_cause(tmp_path, monkeypatch, value, s
     assert cause in str(error.value)
     with pytest.raises((PluginError, ConfigError), match="broken"):
         Config.from_flat({"matcher.name": "broken"})
-    assert Config().matcher.name == "nearest"
+    assert Config().matcher.name == "lighterglue"

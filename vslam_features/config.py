@@ -119,7 +119,7 @@ class LoopsConfig:
     min_inliers: int = option(20, "Fewer inliers verify no loop.", low=5, high=10_000)
     min_inlier_share: float = option(
         -1.0,
-        "Without a pose: inliers on a smaller share of the keypoints verify no loop, as look-alike places have as many; "
+        "Without a pose: inliers on a smaller share of the keypoints (as look-alike places have) verify no loop; "
         "-1: as the matcher needs.",
         low=-1.0,
         high=1.0,

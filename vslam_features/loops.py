@@ -71,6 +71,14 @@ class LoopJudge:
             return pair
         if pair.matches.num_inliers < self.config.min_inliers:
             return _with_status(pair, Status.TOO_FEW_INLIERS, f"a loop needs {self.config.min_inliers} inliers")
+        if not self.odometry.applies(keyframe, self.keyframes[pair.ref_kf_id]):
+            share = pair.matches.num_inliers / min(len(keyframe.features), len(self.keyframes[pair.ref_kf_id].features))
+            if share < self.config.min_inlier_share:
+                detail = (
+                    f"inliers on {share:.1%} of the keypoints: look-alike places have as many, so that a loop without "
+                    f"poses needs {self.config.min_inlier_share:.0%}"
+                )
+                return _with_status(pair, Status.AMBIGUOUS, detail)
         reason = self.odometry.disagreement(keyframe, self.keyframes[pair.ref_kf_id], pair.matches)
         return _with_status(pair, Status.AMBIGUOUS, reason) if reason else pair
 

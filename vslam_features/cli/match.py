@@ -43,10 +43,11 @@ def run(args) -> int:
     config, _ = load_config(args)
     chosen = {"features.name": args.features, "matcher.name": args.matcher}
     config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
-    front_end = FrontEnd(config.with_values(loops__enabled=False))
     camera = read_camera(args.camera)
     sides = (args.image0, camera), (args.image1, read_camera(args.camera_b, "--camera-b") or camera)
     frames = [Frame(i, "camera", *_read(*side, config)) for i, side in enumerate(sides)]
+    front_end = FrontEnd(config.with_values(loops__enabled=False))
+    config = front_end.config
     start = time.perf_counter()
     features = [front_end.features.extract(frame) for frame in frames]
     matches = front_end.matcher.match(*features, *(frame.camera for frame in frames))

@@ -39,6 +39,8 @@ class Matcher(ABC):
     """Finds correspondences between two sets of features of one model identity."""
 
     runtime = "numpy"
+    loop_share = 0.0
+    """Inliers on a smaller share of the keypoints, as found between look-alike places, verify no loop without poses."""
 
     @dataclass(frozen=True)
     class Options:

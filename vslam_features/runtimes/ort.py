@@ -49,10 +49,12 @@ class OnnxRuntime(Runtime):
             True, "The CPU keeps the memory of the largest run for the next; off gives it back and is ~5 % slower."
         )
         cache_dir: str = option("", "Folder of TensorRT's engines and timings; empty: build at every load.")
-        gpu_mem_limit_mb: int = option(0, "Most GPU memory of CUDA's arena, MiB; 0: no limit.", low=0)
+        gpu_mem_limit_mb: int = option(0, "Most GPU memory of CUDA's arena, MiB; 0: no limit.", low=0, high=1_000_000)
         tf32: bool = option(False, "CUDA multiplies float32 matrices in TF32, with 10 bits of mantissa.")
         trt_fp16: bool = option(False, "TensorRT may compute in float16.")
-        trt_workspace_mb: int = option(0, "TensorRT's workspace, MiB; 0: all of the GPU's memory.", low=0)
+        trt_workspace_mb: int = option(
+            0, "TensorRT's workspace, MiB; 0: all of the GPU's memory.", low=0, high=1_000_000
+        )
         trt_min_shapes: str = option("", "TensorRT's smallest input shapes, e.g. 'a:1x16x64,b:1x16x64'.")
         trt_opt_shapes: str = option("", "The input shapes that TensorRT optimises for.")
         trt_max_shapes: str = option("", "TensorRT's largest input shapes.")
