@@ -319,7 +319,7 @@ def test_features_of_pictures_are_not_made_by_the_runtime_that_is_judged(tmp_pat
     """A runtime whose outputs are all NaN: its matcher fails, for features are there to match."""
     for i in range(2):
         cv2.imwrite(str(tmp_path / f"p{i}.png"), image(240, 320))
-    broken = ["--set", "runtime.name=fake", "--set", "runtime.options.nan_calls=all"]
+    broken = ["--set", "runtime.name=fake", "--set", "runtime.options.nan_calls=all", "--set", "runtime.fallback=none"]
     code, out, _ = said(capsys, "models", "verify", "tiny-matcher", "--images", tmp_path, *broken)
     assert code == 1 and "p0 p1" in out and "NaN on 9 of 9 pairs" in out
 
