@@ -115,7 +115,7 @@ class LoopsConfig:
     """Verification of loop candidates."""
 
     enabled: bool = option(True, "Search for loops at all.")
-    verify: int = option(5, "The best n candidates are verified by matching and geometry.", low=1, high=1000)
+    verify: int = option(3, "The best n candidates are verified by matching and geometry.", low=1, high=1000)
     min_inliers: int = option(20, "Fewer inliers verify no loop.", low=5, high=10_000)
     min_inlier_share: float = option(
         -1.0,
