@@ -35,7 +35,7 @@ from vslam_features.runtimes import hardware
 from vslam_features.runtimes.base import LoadRequest, reason
 from vslam_features.runtimes.digest import input_digest
 from vslam_features.runtimes.fake import Calls, Fake
-from vslam_features.runtimes.ort import OnnxRuntime
+from vslam_features.runtimes.ort import OnnxRuntime, cache_of
 from vslam_features.runtimes.ov import OpenVino
 from vslam_features.runtimes.providers import provider_chain
 
@@ -803,3 +803,14 @@ def test_the_digest_of_inputs():
     assert input_digest({"a": x.astype(">f4"), "b": np.uint8(7)}) == expected
     others = [{"a": x.reshape(3, 2)}, {"a": x.astype(np.float64)}, {"b": x}, {"a": x + 1}, {"a": x.view(np.int32)}]
     assert len({input_digest(o) for o in [{"a": x}, *others]}) == 6
+
+
+def test_engines_of_tensorrt_are_kept_apart_by_content(tmp_path):
+    """The provider's own names come from the graph, so that new weights in it would run the engine of the old."""
+    model = tmp_path / "model.onnx"
+    folders = set()
+    for content in (b"one", b"two"):
+        model.write_bytes(content)
+        folders.add(cache_of(model, OnnxRuntime.Options(cache_dir="/c")).cache_dir)
+    assert len(folders) == 2 and all(f.startswith("/c/") for f in folders)
+    assert cache_of(model, OnnxRuntime.Options()).cache_dir == ""

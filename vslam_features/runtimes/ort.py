@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ class OnnxRuntime(Runtime):
         trt_max_shapes: str = option("", "TensorRT's largest input shapes.")
 
     def _load(self, path: Path, request: LoadRequest) -> Session:
-        chain = provider_chain(request.device, self.options)
+        chain = provider_chain(request.device, cache_of(path, self.options))
         ort = _library()
         wanted, session, problem = chain[0][0], None, ""
         if wanted not in ort.get_available_providers():
@@ -137,6 +138,18 @@ class OrtSession(Session):
         except Exception as error:  # the library's own exception types have no common root
             raise backend_failure(self.active, error) from error
         return {name: np.asarray(value) for name, value in zip(self.outputs, values)}
+
+
+def cache_of(path: Path, options):
+    """Options whose ``cache_dir`` is that of this content alone: TensorRT's provider tells engines apart by graph and
+    name, so that new weights in the same graph would run the old engine."""
+    if not options.cache_dir:
+        return options
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return replace(options, cache_dir=str(Path(options.cache_dir) / digest.hexdigest()[:16]))
 
 
 def _library():
