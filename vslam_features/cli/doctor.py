@@ -14,6 +14,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..artifacts.cache import cache_root
 from .check import FAIL, OK, WARN, Check
 from .model_checks import check_models, check_runtimes
 
@@ -169,13 +170,13 @@ def _pipeline() -> Iterator[Check]:
 
 def _folders() -> Iterator[Check]:
     home = Path.home()
-    for name, variable, default in (("state", "XDG_STATE_HOME", ".local/state"), ("cache", "XDG_CACHE_HOME", ".cache")):
-        folder = Path(os.environ.get(variable) or home / default) / "vslam_features"
+    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local/state") / "vslam_features"
+    for name, variable, folder in (("state", "XDG_STATE_HOME", state), ("cache", "VSLAM_FEATURES_CACHE", cache_root())):
         existing = next(p for p in (folder, *folder.parents) if p.exists())
         if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
             free = shutil.disk_usage(existing).free / 2**30
-            state = OK if free >= 1 else WARN
-            yield Check(state, name, f"{folder} ({free:.0f} GB free)", "" if state == OK else "make room: maps grow")
+            fix = "" if free >= 1 else "make room: maps grow"
+            yield Check(WARN if fix else OK, name, f"{folder} ({free:.0f} GB free)", fix)
         else:
             yield Check(FAIL, name, f"{folder} cannot be written", f"set {variable} to a folder that can")
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..config import Config
@@ -142,18 +143,23 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
 
 
 def _is_of(target: Path, entry) -> bool:
-    """Whether the model file is there, whole, and made from the weights of the registry."""
+    """Whether the model file is there, whole, and made from the weights of the registry by the networks of now."""
     from ..artifacts.cache import sha256_of
     from ..artifacts.card import read_card
+    from ..networks import revision
 
     if not target.is_file():
         return False
     try:
-        made_from = read_card(target).source_sha256
+        card = read_card(target)
     except ModelError as error:
         print(f"{entry.name}: making it anew: {error}", file=sys.stderr)
         return False
-    return (made_from if entry.card is None else sha256_of(target)) == entry.weights.sha256
+    if entry.card is not None:
+        return sha256_of(target) == entry.weights.sha256
+    # A robot that cannot build keeps what was built elsewhere.
+    current = card.tools.get("networks") == revision() or find_spec("spox") is None
+    return card.source_sha256 == entry.weights.sha256 and current
 
 
 def _write(entry, weights: Path, precision: str, target: Path) -> None:

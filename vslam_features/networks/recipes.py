@@ -17,7 +17,7 @@ from ..artifacts.catalogue import ModelEntry
 from ..artifacts.preprocessing import Preprocessing
 from ..artifacts.store import model_path
 from ..errors import ConfigError
-from . import aliked, efficientnet, lightglue, xfeat
+from . import aliked, efficientnet, lightglue, revision, xfeat
 from .weights import read_tensors
 
 Build = Callable[[dict[str, np.ndarray], str], onnx.ModelProto]
@@ -66,7 +66,11 @@ def build_model(entry: ModelEntry, weights: Path, precision: str = "fp32", targe
         features_model=entry.features_model,
         preprocessing=recipe.preprocessing,
         layers=recipe.layers,
-        tools={"vslam_features": __version__, **{name: version(name) for name in ("onnx", "spox")}},
+        tools={
+            "vslam_features": __version__,
+            "networks": revision(),
+            **{name: version(name) for name in ("onnx", "spox")},
+        },
     )
     onnx.helper.set_model_props(model, {METADATA_KEY: card.to_json()})
     target = target or model_path(entry.name, precision)
