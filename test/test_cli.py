@@ -1,5 +1,6 @@
 """The command line: every verb, its exit codes, its JSON, its errors."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,11 +12,11 @@ import pytest
 from bag_helpers import stream, texture, write
 from skimage import data as skimage_data
 
-from vslam_features.cli.common import read_camera
+from vslam_features.cli.common import load_config, read_camera
 from vslam_features.cli.main import COMMANDS, main
 from vslam_features.cli.match import _pose_text
 from vslam_features.cli.replay import _out_name
-from vslam_features.errors import CameraError
+from vslam_features.errors import CameraError, ConfigError
 
 MATCH_KEYS = {
     "status", "num_keypoints0", "num_keypoints1", "num_matches", "num_inliers", "covisibility", "features", "matcher",
@@ -147,6 +148,55 @@ def test_errors_are_one_message_with_the_next_step(images, tmp_path, capsys):
     ]:
         code, err = failing(capsys, *argv)
         assert code == 1 and err.startswith("error: ") and all(w in err for w in words), err
+
+
+@pytest.mark.parametrize(
+    ("assignments", "name", "expected"),
+    [
+        (["map_path=2024"], "map_path", "2024"),
+        (["map_path=007"], "map_path", "007"),
+        (["map_path=2024-01-02"], "map_path", "2024-01-02"),
+        (["map_path=true"], "map_path", "true"),
+        (["map_path="], "map_path", ""),
+        (["map_path='2024'"], "map_path", "2024"),
+        (["map_path=*.vmap"], "map_path", "*.vmap"),
+        (["map_path=a = b"], "map_path", "a = b"),
+        (["runtime.name=fake", "runtime.options.nan_calls=3"], "runtime.options", {"nan_calls": "3"}),
+        (["runtime.options.nan_calls=3,5-7", "runtime.name=fake"], "runtime.options", {"nan_calls": "3,5-7"}),
+        (["runtime.name=fake", "runtime.options.delay_ms=3"], "runtime.options", {"delay_ms": 3.0}),
+        (["matcher.options.min_score=0.5"], "matcher.options", {"min_score": 0.5}),
+        (["rectified=true"], "rectified", "yes"),
+        (["rectified=no"], "rectified", "no"),
+        (["loops.enabled=no"], "loops.enabled", False),
+        (["threads=2"], "threads", 2),
+    ],
+)
+def test_values_on_the_command_line_have_the_type_of_the_parameter(assignments, name, expected):
+    config, given = load_config(argparse.Namespace(config=None, set=assignments))
+    assert given == {a.partition("=")[0] for a in assignments}
+    value = config.to_dict()
+    for part in name.split("."):
+        value = value[part]
+    if isinstance(expected, dict):
+        value = {n: value[n] for n in expected}
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("assignments", "text"),
+    [
+        (["runtime.options.nan_calls=3"], "no option ['nan_calls']"),
+        (["runtime.name=fake", "runtime.options.delay_ms=x"], "delay_ms: expected float, got str ('x')"),
+        (["features.name=5", "keyframes.every=-1"], "features.name: '5' is not one of"),
+        (["features.name=5", "keyframes.every=-1"], "keyframes.every: -1 is outside"),
+        (["threads={"], "--set threads={: the value is no YAML"),
+        (["threads="], "threads: expected int"),
+    ],
+)
+def test_wrong_values_on_the_command_line(assignments, text):
+    with pytest.raises(ConfigError) as error:
+        load_config(argparse.Namespace(config=None, set=assignments))
+    assert text in str(error.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

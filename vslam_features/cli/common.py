@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from ..camera import Camera
-from ..config import Config
+from ..config import Config, Parameter, parameters
 from ..errors import CameraError, ConfigError
 from ..parameter_file import read_parameters
 
@@ -38,11 +38,34 @@ def load_config(args) -> tuple[Config, frozenset[str]]:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"--set {text}: expected NAME=VALUE, e.g. --set keyframes.every=1")
-        try:
-            values[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {text}: the value is no YAML: {error}") from error
+        values[name.strip()] = value.strip()
+    known = {p.name: p for p in parameters(_with_plugins(config, values))}
+    values = {name: _value(name, text, known.get(name)) for name, text in values.items()}
     return Config.from_flat(values, base=config), frozenset(given) | frozenset(values)
+
+
+def _with_plugins(config: Config, texts: dict[str, str]) -> Config:
+    """The configuration with the plug-ins that are named, whose options decide what type a value has."""
+    for name in [n for n in texts if n.endswith(".name")]:
+        try:
+            config = Config.from_flat({name: texts[name]}, base=config)
+        except ConfigError:
+            continue  # told with all the other problems
+    return config
+
+
+def _value(name: str, text: str, parameter: Parameter | None):
+    """What was typed, read as YAML; as it stands where a text is wanted and YAML sees a number, a date or nothing."""
+    wants_text = parameter is not None and isinstance(parameter.default, str)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        if not wants_text:
+            raise ConfigError(f"--set {name}={text}: the value is no YAML: {error}") from error
+        return text
+    if isinstance(value, bool) and wants_text and "yes" in parameter.choices:
+        return value  # true is as good as yes
+    return text if wants_text and not isinstance(value, str) else value
 
 
 def add_camera_argument(parser: argparse.ArgumentParser) -> None:
