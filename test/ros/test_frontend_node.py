@@ -42,7 +42,13 @@ from vslam_features.ros.messages import header, image_message, stamp_of
 from vslam_features.ros.outputs import Outputs
 from vslam_features.types import PairKind, Pose, Status
 
-PARAMETERS = {"keyframes.every": 1, "retrieval.exclude_s": 0.25, "features.max_keypoints": 400, "rectified": "yes"}
+PARAMETERS = {
+    "features.name": "sift",
+    "features.max_keypoints": 400,
+    "keyframes.every": 1,
+    "retrieval.exclude_s": 0.25,
+    "rectified": "yes",
+}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from pathlib import Path
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -28,6 +29,8 @@ from .process import run
 from .statistics import Statistics
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+DISCOVERY_S = 0.5
+"""Subscribers that are there find a new publisher within this time."""
 
 
 class FrontEndNode(LifecycleNode):
@@ -127,6 +130,7 @@ class FrontEndNode(LifecycleNode):
         self._statistics = self._pipeline = self._pairing = self._outputs = self._inputs = None
         self._diagnostics = self._diagnostics_publisher = None
         self._own_services, self._own_timers = [], []
+        self._heard = False  # whether those who were there before know the publisher of diagnostics
 
     def _checked(self) -> Config:
         config = self._settings.config()
@@ -138,13 +142,13 @@ class FrontEndNode(LifecycleNode):
             self.get_logger().warning("map_path: this version keeps the map in memory only, nothing is stored there")
         self._config = config
         self._statistics = Statistics()
-        name = self.get_fully_qualified_name().lstrip("/")
-        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        frontend = self._make_frontend(config)
-
         poses = None
         if config.pose_type != "none":
             poses = InterpolatedPoses() if config.sync == "exact" else ApproximatePoses(config.sync_slop_s)
+
+        name = self.get_fully_qualified_name().lstrip("/")
+        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        frontend = self._make_frontend(config)
         self._outputs = outputs = Outputs(self)
         self._pipeline = Pipeline(
             frontend,
@@ -174,6 +178,10 @@ class FrontEndNode(LifecycleNode):
     def _starting_up(self, text: str) -> None:
         """Models are verified at their first use on a machine, which takes seconds: somebody waits for them."""
         self.get_logger().info(text)
+        end = time.monotonic() + DISCOVERY_S
+        while not self._heard and not self._diagnostics_publisher.get_subscription_count() and time.monotonic() < end:
+            time.sleep(0.01)
+        self._heard = True
         name, stamp = self.get_fully_qualified_name().lstrip("/"), self.get_clock().now().to_msg()
         self._diagnostics_publisher.publish(starting_message(stamp, name, text))
 

@@ -12,11 +12,12 @@ class ModelDiagnostics:
     """Builds one report a model; remembers the last counts to tell what is new."""
 
     def __init__(self):
-        self._last: dict[str, dict[str, int]] = {}
+        self._last: dict[tuple[str, str], dict[str, int]] = {}
 
     def reports(self, health: list[Health], warning: str) -> list[Report]:
         """``warning``: what runs instead of what was configured, and why; empty where all is as asked."""
-        summary = Report("models", "verified" if health else "none in use")
+        verified = "verified" if all(h.linked for h in health) else "not all are verified"
+        summary = Report("models", verified if health else "none in use")
         summary.add(instead=warning)
         if warning:
             summary.found(WARN, warning)
@@ -42,9 +43,9 @@ class ModelDiagnostics:
             report.found(WARN, h.note)
         if not h.linked:
             report.found(WARN, f"runs unverified: {h.verified}")
-        last = self._last.get(h.name, {})
+        last = self._last.get((h.role, h.name), {})
         new = {name: value - last.get(name, 0) for name, value in counts.items()}
-        self._last[h.name] = counts
+        self._last[h.role, h.name] = counts
         if new["lost"]:
             report.found(ERROR, f"{new['lost']} runs failed, and no fallback made them good: {h.last_fault}")
         elif faults := new["non_finite"] + new["errors"] + new["empty"]:

@@ -18,6 +18,9 @@ from ..config import Config, Parameter
 from ..errors import ConfigError, VslamFeaturesError
 from ..parameter_file import declared_by_ros
 
+_GROUPS = ("features", "matcher", "retrieval", "runtime")
+"""Those that name a plug-in and have its options."""
+
 
 class Parameters:
     """Declares and reads the parameters of a node; mirrors ``config/default.yaml`` one to one.
@@ -35,6 +38,7 @@ class Parameters:
         given = {name: p.value for name, p in node.get_parameters_by_prefix("").items()}
         given = {name: value for name, value in given.items() if not declared_by_ros(name)}
         self.autostart = self._declare_autostart(given.pop("autostart", True))
+        self._chosen = set(given)
         self._known = self._leaves(self._plugins(given))
         for p in self._known.values():
             self._declare(p, self._checked(p, given[p.name]) if p.name in given else p.default)
@@ -55,19 +59,25 @@ class Parameters:
         return self._config({})
 
     def _config(self, changes: dict) -> Config:
+        old, chosen = self._base, self._chosen_with(changes)
         values = {name: self._node.get_parameter(name).value for name in self._known} | changes
-        old = self._base
-        for group in ("features", "matcher", "retrieval"):
-            if values[f"{group}.name"] != getattr(old, group).name:  # another plug-in: its options start anew
-                values = {n: v for n, v in values.items() if not n.startswith(f"{group}.options.") or n in changes}
-        return Config.from_flat(values)
+        # What nobody chose is left to the configuration, in which the matcher follows the features.
+        return Config.from_flat({n: v for n, v in values.items() if n in chosen}, base=old)
+
+    def _chosen_with(self, changes: dict) -> set[str]:
+        """Names whose values somebody chose. Options of another plug-in start anew."""
+        kept = self._chosen
+        for group in _GROUPS:
+            if changes.get(f"{group}.name", (was := self._node.get_parameter(f"{group}.name").value)) != was:
+                kept = {n for n in kept if not n.startswith(f"{group}.options.")}
+        return kept | set(changes)
 
     # -- declaring -------------------------------------------------------------------------
 
     def _plugins(self, given: dict) -> Config:
         """A configuration with the plug-ins that were asked for, as far as they exist."""
         config = Config()
-        for name in ("features.name", "matcher.name", "retrieval.name", "retrieval.index"):
+        for name in (*(f"{group}.name" for group in _GROUPS), "retrieval.index"):
             if name in given:
                 try:
                     config = Config.from_flat({name: given[name]}, base=config)
@@ -112,11 +122,15 @@ class Parameters:
         """Exchange the declared options where another plug-in was chosen since."""
         config = self._config({})
         leaves = self._leaves(config)
+        others = [g for g in _GROUPS if getattr(config, g).name != getattr(self._base, g).name]
         self._declaring = True
         for name in set(self._known) - set(leaves):
             self._node.undeclare_parameter(name)
-        for name in set(leaves) - set(self._known):
-            self._declare(leaves[name], leaves[name].default)
+        for name, leaf in leaves.items():
+            group, _, rest = name.partition(".")
+            # Also those of the same name: the model of another plug-in is another one.
+            if name not in self._known or (group in others and (rest == "name" or rest.startswith("options."))):
+                self._declare(leaf, leaf.default)
         self._declaring = False
         self._base, self._known = config, leaves
 
@@ -136,6 +150,7 @@ class Parameters:
         for name in changes:
             group = name.removesuffix("name") + "options."  # another plug-in: nobody asks for the old one's options
             self._problems = {n: t for n, t in self._problems.items() if n != name and not n.startswith(group)}
+        self._chosen = self._chosen_with(changes)
         return SetParametersResult(successful=True)
 
 
