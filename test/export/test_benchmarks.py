@@ -1,0 +1,89 @@
+"""The benchmark of speed and memory: its parts on runs of known cost, and as a whole on a tiny setting."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_helpers import learned  # noqa: F401  (fixture)
+
+from vslam_features.types import Features, ModelIdentity
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import _memory  # noqa: E402
+import _timing  # noqa: E402
+import _upstream  # noqa: E402
+
+
+def features(n: int) -> Features:
+    model = ModelIdentity("features", "fake", "0" * 64, "any")
+    return Features(np.zeros((n, 2), np.float32), np.ones(n, np.float32), np.zeros((n, 8), np.float32), (64, 48), model)
+
+
+def test_runs_take_turns_on_the_same_item():
+    calls = []
+    runs = {"a": lambda item: calls.append(("a", item)), "b": lambda item: calls.append(("b", item))}
+    times = _timing.interleaved(runs, ["x", "y"], rounds=1)
+    assert calls == [("a", "x"), ("b", "x"), ("a", "y"), ("b", "y"), ("a", "x"), ("b", "x")]
+    assert {name: len(values) for name, values in times.items()} == {"a": 1, "b": 1}
+
+
+def test_warm_up_does_not_count():
+    slow_once = iter([0.3])
+    times = _timing.interleaved({"a": lambda item: time.sleep(next(slow_once, 0.01))}, [0], rounds=3)
+    assert ((times["a"] >= 10) & (times["a"] < 200)).all()
+
+
+def test_random_sizes_show_a_leak_and_a_slow_call():
+    kept, sizes = [], []
+
+    def run(pair):
+        sizes.append(tuple(map(len, pair)))
+        kept.append(np.ones(2 << 20, np.uint8))
+        time.sleep(0.2 if len(sizes) == 30 else 0.005)
+
+    found = _memory.random_sizes(run, (features(200), features(150)), calls=40)
+    assert found["growth_mib"] == pytest.approx(2 * 36, abs=8)  # the warm-up took 4 calls
+    assert found["worst_ratio"] > 10
+    assert sizes[0] == (200, 150) and {0, 1, 127} <= set(np.ravel(sizes))
+
+
+def test_random_sizes_of_steady_memory_are_flat():
+    found = _memory.random_sizes(lambda pair: time.sleep(0.001), (features(200), features(150)), calls=40)
+    assert found["growth_mib"] < 4
+
+
+def test_packages_that_are_missing_are_named(monkeypatch):
+    assert _upstream.missing("xfeat") == ""
+    monkeypatch.setitem(_upstream._NEEDS, "xfeat", ("torch", "no_such_package"))
+    assert _upstream.missing("xfeat") == "no_such_package"
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whole_benchmark_on_a_tiny_setting(learned, data_dir, tmp_path):  # noqa: F811
+    out = tmp_path / "figures.json"
+    command = [sys.executable, BENCHMARKS / "model_speed.py", "--data", data_dir, "--json", out, "--rounds", "1"]
+    command += ["--models", "xfeat", "--runtimes", "onnxruntime"]
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert [row["keypoints"] for row in found["models"]] == [1024, 2048]
+    for row in found["models"]:
+        assert row["ratio"]["median"] == pytest.approx(row["ms"]["median"] / row["torch_ms"]["median"], rel=0.05)
+    for row in found["end-to-end"]:
+        parts = row["parts_ms"]
+        bare = parts["features"] + parts["matcher"] + parts["solver"]
+        assert 0.5 < bare / row["bare_ms"]["median"] < 2, "the parts are those of the whole"
+    torch, ours = found["memory"]
+    assert (torch["engine"], ours["engine"]) == ("torch", "onnxruntime")
+    assert ours["total_ratio"] == pytest.approx(ours["total"] / torch["total"], abs=0.01)
+    assert ours["growth"] > 640 * 480 * 4 / 2**20, "an image in f32 is the least that a run takes"
