@@ -14,11 +14,11 @@ from vslam_features.types import Candidate, PairKind, PairResult, Pose, Status
 class Walk:
     """A map of keyframes and a judge over it, fed with made-up pairs."""
 
-    def __init__(self, n: int = 100, poses=None, camera_poses: bool = True, **config):
+    def __init__(self, n: int = 100, poses=None, camera_poses: bool = True, keypoints: int = 1, **config):
         self.config = LoopsConfig(**config)
         self.map = MemoryMap()
         for i in range(n):
-            self.map.add(keyframe(T0 + i * SECOND, poses(i) if poses else None, n=1))
+            self.map.add(keyframe(T0 + i * SECOND, poses(i) if poses else None, n=keypoints))
         gate = OdometryGate(self.config, self.map, camera_poses)
         self.judge = LoopJudge(self.config, self.map, gate)
 
@@ -85,6 +85,18 @@ def test_what_is_not_verified_counts_for_nothing():
 
 
 # -- look-alike places -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inliers, expected", [(29, "ambiguous"), (30, "ok")])
+def test_inliers_on_a_small_share_of_the_keypoints_confirm_nothing_without_poses(inliers, expected):
+    walk = Walk(keypoints=200, min_inlier_share=0.15, consensus=1)
+    judged = walk.judge.judge(walk.map[60], [walk.pair(60, 5, inliers)])[0].matches
+    assert judged.status.label == expected and ("14.5% of the keypoints" in judged.detail) == (expected != "ok")
+
+
+def test_with_poses_odometry_tells_look_alikes_apart():
+    walk = Walk(keypoints=200, min_inlier_share=0.15, poses=circle)
+    assert walk.decide(61, (1, 20)) == ["ok"]
 
 
 @pytest.mark.parametrize("rival, expected", [(41, "ambiguous"), (40, "ambiguous"), (39, "ok"), (20, "ok")])

@@ -116,7 +116,7 @@ class LoopsConfig:
 
     enabled: bool = option(True, "Search for loops at all.")
     verify: int = option(3, "The best n candidates are verified by matching and geometry.", low=1, high=1000)
-    min_inliers: int = option(20, "Fewer inliers verify no loop.", low=5, high=10_000)
+    min_inliers: int = option(0, "Fewer inliers verify no loop; 0: as the matcher needs.", low=0, high=10_000)
     min_inlier_share: float = option(
         -1.0,
         "Without a pose: inliers on a smaller share of the keypoints (as look-alike places have) verify no loop; "

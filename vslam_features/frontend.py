@@ -11,7 +11,7 @@ import numpy as np
 
 from . import registry
 from .classical import available
-from .config import Config
+from .config import Config, LoopsConfig
 from .empty_guard import EmptyGuard
 from .errors import DataError
 from .features.base import store_descriptors
@@ -68,10 +68,7 @@ class FrontEnd:
         self.keyframes = MemoryMap()
         self.index = registry.get("index", self.config.retrieval.index)()
         odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
-        loops = self.config.loops
-        if loops.min_inlier_share < 0:
-            loops = dataclasses.replace(loops, min_inlier_share=self.matcher.matcher.loop_share)
-        self.loops = LoopJudge(loops, self.keyframes, odometry)
+        self.loops = LoopJudge(self._loops_config(), self.keyframes, odometry)
         self._guards: dict[int, EmptyGuard] = {}
         self.policy.reset()
 
@@ -128,6 +125,12 @@ class FrontEnd:
         """Construct the plug-in that a group of the configuration names."""
         cls = registry.get(role, group.name)
         return cls(options=cls.Options(**group.options), models=self.models, **arguments)
+
+    def _loops_config(self) -> LoopsConfig:
+        loops, matcher = self.config.loops, self.matcher.matcher
+        inliers = loops.min_inliers or matcher.loop_inliers
+        share = loops.min_inlier_share if loops.min_inlier_share >= 0 else matcher.loop_share
+        return dataclasses.replace(loops, min_inliers=inliers, min_inlier_share=share)
 
     def _still(self, tracked: Tracked) -> bool:
         """True where the keyframe shows the same view as the one before."""

@@ -39,8 +39,9 @@ class Matcher(ABC):
     """Finds correspondences between two sets of features of one model identity."""
 
     runtime = "numpy"
-    loop_share = 0.0
-    """Inliers on a smaller share of the keypoints, as found between look-alike places, verify no loop without poses."""
+    loop_inliers, loop_share = 20, 0.0
+    """What look-alike places do not reach: fewer inliers verify no loop; without poses, nor do those on a smaller share
+    of the keypoints."""
 
     @dataclass(frozen=True)
     class Options:
