@@ -14,6 +14,7 @@ from . import registry
 from .artifacts import cases, records
 from .artifacts.cache import cache_folder
 from .artifacts.card import PRECISIONS, ModelCard, identity, read_card
+from .artifacts.file_kind import FileKind, require_kind
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import content_sha256, locate
@@ -35,6 +36,8 @@ class _File:
 
     @classmethod
     def at(cls, path: Path) -> _File:
+        if path.suffix == ".onnx":
+            require_kind(path, FileKind.ONNX)  # a Git LFS pointer or a web page is called by its name
         return cls(path, read_card(path), content_sha256(path))
 
 

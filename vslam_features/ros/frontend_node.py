@@ -30,7 +30,7 @@ from .statistics import Statistics
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 DISCOVERY_S = 0.5
-"""Subscribers that are there find a new publisher within this time."""
+"""Subscribers know a new publisher after this time; what it sends before is lost to them."""
 
 
 class FrontEndNode(LifecycleNode):
@@ -130,7 +130,7 @@ class FrontEndNode(LifecycleNode):
         self._statistics = self._pipeline = self._pairing = self._outputs = self._inputs = None
         self._diagnostics = self._diagnostics_publisher = None
         self._own_services, self._own_timers = [], []
-        self._heard = False  # whether those who were there before know the publisher of diagnostics
+        self._known = False  # to its subscribers: the publisher of diagnostics
 
     def _checked(self) -> Config:
         config = self._settings.config()
@@ -178,10 +178,9 @@ class FrontEndNode(LifecycleNode):
     def _starting_up(self, text: str) -> None:
         """Models are verified at their first use on a machine, which takes seconds: somebody waits for them."""
         self.get_logger().info(text)
-        end = time.monotonic() + DISCOVERY_S
-        while not self._heard and not self._diagnostics_publisher.get_subscription_count() and time.monotonic() < end:
-            time.sleep(0.01)
-        self._heard = True
+        if not self._known:
+            time.sleep(DISCOVERY_S)
+            self._known = True
         name, stamp = self.get_fully_qualified_name().lstrip("/"), self.get_clock().now().to_msg()
         self._diagnostics_publisher.publish(starting_message(stamp, name, text))
 
