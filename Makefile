@@ -48,13 +48,13 @@ lint: $(READY)
 # The core on older libraries: what JetPack and Ubuntu bring, as far as PyPI has it.
 COMPAT := $(VENV)-compat
 CORE_TESTS := $(addprefix test/test_,$(addsuffix .py,camera images pose_track types config registry features matching \
-	geometry retrieval keyframes loops frontend core_imports))
+	geometry retrieval keyframes loops frontend core_imports card engine models learned empty_guard gate weights))
 
 $(COMPAT)/.installed: Makefile
 	$(PYTHON) -m venv $(COMPAT)
 	$(COMPAT)/bin/python -m pip install --quiet --upgrade pip
 	$(COMPAT)/bin/python -m pip install --quiet "numpy==1.26.*" "opencv-python-headless==4.8.*" "pyyaml>=5.4" \
-		"tqdm>=4.57" "jinja2>=3.0" "rosbags>=0.11" "pytest>=7" pytest-timeout hypothesis scikit-image
+		"tqdm>=4.57" "jinja2>=3.0" "rosbags>=0.11" onnxruntime onnx spox "pytest>=7" pytest-timeout hypothesis scikit-image
 	@touch $@
 
 test-compat: $(COMPAT)/.installed
