@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import DataError
 from ..types import PairKind, Status
 from .loop_truth import LoopTruth
-from .run_log import PairRecord, RunLog
+from .run_log import ModelRecord, PairRecord, RunLog
 
 
 def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
@@ -28,8 +28,9 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
     before, ``loop``: with retrieved ones). A median is None without pairs; the
     inlier ratio counts pairs with a match. ``loops.pairs``: [keyframe, older
     keyframe] of the verified ones. ``retrieval.top1``: [keyframe, older
-    keyframe, similarity], before verification. With ``truth`` there is
-    ``loop_truth``, see :func:`judge_loops`.
+    keyframe, similarity], before verification. ``engines``: the learned models,
+    see ``run_log.ModelRecord``. With ``truth`` there is ``loop_truth``, see
+    :func:`judge_loops`.
     """
     loops = [p for p in log.pairs if p.kind == PairKind.LOOP]
     kinds = {k: [p for p in log.pairs if p.kind == k] for k in PairKind}
@@ -58,7 +59,7 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "examples": {reason: texts[:3] for reason, texts in log.examples.items()},
         },
         "faults": dict(sorted(log.fault_counts.items())),
-        "engines": [dataclasses.asdict(e) for e in log.engines],
+        "engines": [_engine(e) for e in log.engines],
         "latency_ms": {stage: percentiles(values) for stage, values in log.latency_ms.items()},
         "provenance": {
             "version": __version__,
@@ -68,7 +69,7 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "libraries": libraries(),
             "source": log.source,
             "max_frames": log.max_frames,
-            "run": log.run,
+            "run": {**log.run, "incidents": {e.name: e.incidents for e in log.engines}},
         },
     }
     if truth is not None:
@@ -129,6 +130,10 @@ def libraries() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return out
+
+
+def _engine(record: ModelRecord) -> dict:
+    return {name: value for name, value in dataclasses.asdict(record).items() if name != "incidents"}
 
 
 def _of_pairs(pairs: list[PairRecord]) -> dict:

@@ -61,7 +61,11 @@ class Verdict:
 
 
 def judge(log: RunLog, numbers: dict) -> Verdict:
-    """The run in plain words. Bad: incomplete, faults or false loops. Fair: many weak pairs. Else good."""
+    """The run in plain words.
+
+    Bad: incomplete, results lost to faults, or false loops. Fair: faults that were made good, models that are not
+    verified, or many weak pairs. Else good.
+    """
     track = numbers["by_kind"].get("track", {"pairs": 0, "statuses": {}})
     good = sum(track["statuses"].get(s.label, 0) for s in (Status.OK, Status.FAULT_RECOVERED, Status.DEGENERATE))
     share = good / track["pairs"] if track["pairs"] else 1.0
@@ -104,6 +108,8 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
         return Verdict("bad", "False loops", lines)
     if any(e.faults for e in log.engines):
         return Verdict("fair", "Complete, with faults that the fallback made good", lines)
+    if not all(e.linked for e in log.engines):
+        return Verdict("fair", "Complete, with models that are not verified", lines)
     if share < 0.9:
         return Verdict("fair", "Complete, with weak links between keyframes", lines)
     return Verdict("good", "Complete", lines)

@@ -58,7 +58,10 @@ class PairRecord:
 
 @dataclass
 class ModelRecord:
-    """A learned model: what it ran on, who verified it, and its runs; see ``engine.Health`` and ``engine.Counts``."""
+    """A learned model: what it ran on, who verified it, and its runs; see ``engine.Health`` and ``engine.Counts``.
+
+    ``incidents`` depends on time and disk, all else is the same in each run on a machine.
+    """
 
     role: str
     name: str
@@ -66,6 +69,7 @@ class ModelRecord:
     runtime: str
     device: str
     verified: str
+    linked: bool = True
     note: str = ""
     runs: int = 0
     non_finite: int = 0

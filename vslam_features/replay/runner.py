@@ -125,9 +125,8 @@ def _models(front_end: FrontEnd) -> dict[str, str]:
 
 
 def _engine(health: Health) -> ModelRecord:
-    counts = {f.name: getattr(health.counts, f.name, None) for f in dataclasses.fields(ModelRecord)}
-    texts = {f.name: getattr(health, f.name, None) for f in dataclasses.fields(ModelRecord)}
-    return ModelRecord(**{name: texts[name] if counts[name] is None else counts[name] for name in counts})
+    known = {**vars(health), **vars(health.counts)}
+    return ModelRecord(**{f.name: known[f.name] for f in dataclasses.fields(ModelRecord)})
 
 
 def _record(log: RunLog, front_end: FrontEnd, position: int, tracked: Tracked, loops: Loops | None, ms: float) -> None:

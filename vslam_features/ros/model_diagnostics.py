@@ -34,6 +34,7 @@ class ModelDiagnostics:
             runtime=h.runtime,
             device=h.device,
             verified=h.verified,
+            linked=h.linked,
             note=h.note,
             fallback=h.fallback,
             **counts,

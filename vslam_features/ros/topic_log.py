@@ -56,8 +56,12 @@ class TopicLog:
     def nothing_came(self) -> str:
         """Why there is nothing to report, one line; empty where anything of the front-end has come."""
         log = self._log
-        if self._diagnostics or self._rejected.total or log.keyframes or log.candidates or log.pairs or self._pairs:
+        configuring = self._diagnostics.get("models", {}).get("state") == "configuring"
+        heard = self._diagnostics.keys() - ({"models"} if configuring else set())
+        if heard or self._rejected.total or log.keyframes or log.candidates or log.pairs or self._pairs:
             return ""
+        if configuring:
+            return f"{self._frontend} did not get beyond its configuration: see its log"
         return (
             f"nothing came from {self._frontend}: start the front-end, and check the parameter frontend and "
             "ROS_DOMAIN_ID"
@@ -226,7 +230,9 @@ class TopicLog:
         values = self._diagnostics[part]
         texts = ("role", "precision", "runtime", "device", "verified", "note", "last_fault")
         counts = {name: self._count(part, name) for name in MODEL_COUNTS}
-        return ModelRecord(name=part.removeprefix("model "), **{n: values.get(n, "") for n in texts}, **counts)
+        linked = values.get("linked", "true") == "true"
+        name = part.removeprefix("model ")
+        return ModelRecord(name=name, linked=linked, **{n: values.get(n, "") for n in texts}, **counts)
 
     def _start_session(self) -> None:
         self._log = RunLog({"name": self._name, "kind": "topics"}, expected=len(self._truth) if self._truth else 0)
