@@ -1,8 +1,10 @@
 """Learned models in the front-end node, a real process over DDS: what it says of them, what becomes of faults."""
 
+import json
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +31,10 @@ from vslam_features.artifacts import records
 from vslam_features.artifacts.cache import cache_folder
 from vslam_features.artifacts.incidents import load
 from vslam_features.artifacts.store import content_sha256, model_path
+from vslam_features.config import Config
+from vslam_features.replay.metrics import metrics
+from vslam_features.replay.runner import replay
+from vslam_features.replay.source import Source
 from vslam_features.types import PairKind, Status
 
 OK, WARN, ERROR = b"\x00", b"\x01", b"\x02"
@@ -313,3 +319,46 @@ def test_a_damaged_file_is_named_and_nothing_runs_instead(domain, tmp_path, tiny
         assert process.wait() == 1
     lines = [line for line in process.output.splitlines() if line.strip()]
     assert len(lines) == 1 and "configure failed" in lines[0] and str(path) in lines[0] and text in lines[0], lines
+
+
+def test_a_recorder_counts_what_a_replay_counts(domain, tmp_path, tiny):  # noqa: F811
+    faults = {"runtime.options.nan_calls": "'2,5'", "runtime.options.error_calls": "'4'"}
+    parameters = {**PARAMETERS, "runtime.name": "fake", **faults, "loops.enabled": False}
+    out, frames = tmp_path / "out", sequence(8)
+    with node(domain, tmp_path, parameters) as process, Watch(domain) as peer:
+        command = node_command("recorder_node", {"out": out})
+        with Process(command, environment(domain, tmp_path / "log"), tmp_path) as recorder:
+            peer.begin()
+            peer.spin_until(lambda: peer.node.count_subscribers("/frontend/matches") == 2)
+            peer.publish(frames)
+            peer.wait_told(8)
+            assert process.stop() == 0 and recorder.stop() == 0
+    numbers = json.loads((out / "metrics.json").read_text())
+    values = {name: str(value).strip("'") if "_calls" in name else value for name, value in parameters.items()}
+    wanted = metrics(replay(Frames(frames), Config.from_flat(values)))
+    assert [e["name"] for e in wanted["engines"]] == ["tiny-features", "tiny-matcher"]
+    assert [e["recovered"] for e in wanted["engines"]] == [3, 3]
+    for part in ("engines", "statuses", "faults", "frames", "keyframes"):
+        assert numbers[part] == wanted[part], part
+    assert numbers["provenance"]["run"]["incidents"] == wanted["provenance"]["run"]["incidents"]
+    html = (out / "report.html").read_text()
+    assert "Complete, with faults that the fallback made good" in html and "Model tiny-matcher: 3 failed runs" in html
+
+
+class Frames(Source):
+    """Frames of a list, without poses."""
+
+    def __init__(self, frames):
+        super().__init__(Path("frames"), Config())
+        self._frames = frames
+
+    def __len__(self):
+        return len(self._frames)
+
+    def __iter__(self):
+        for i, frame in enumerate(self._frames):
+            self.position = i
+            yield replace(frame, pose=None)
+
+    def describe(self):
+        return {"name": self.name}

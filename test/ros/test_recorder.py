@@ -170,6 +170,38 @@ def test_a_reset_starts_a_new_session(without_keypoints):
     assert (run.frames, run.expected) == (10, 10)
 
 
+MODEL = {
+    "role": "matcher", "precision": "fp32", "runtime": "onnxruntime", "device": "a CPU", "linked": "true",
+    "verified": "passed on 8 pairs", "note": "", "runs": "9", "non_finite": "2", "errors": "0", "empty": "1",
+    "recovered": "2", "lost": "1", "incidents": "2", "last_fault": "NaN in 'scores'",
+}  # fmt: skip
+
+
+def test_models_are_read_from_diagnostics():
+    log = TopicLog("test", truth(8))
+    log.set_diagnostics("models", {"instead": "running sift"})
+    log.set_diagnostics("model lighterglue", {**MODEL, "runs": "1", "non_finite": "0"})
+    log.set_diagnostics("model lighterglue", MODEL)
+    log.set_diagnostics("model xfeat", {**MODEL, "role": "features", "linked": "false", "lost": "0"})
+    numbers = metrics(log.finish())
+    matcher, features = numbers["engines"]
+    assert (matcher["name"], features["name"], features["role"]) == ("lighterglue", "xfeat", "features")
+    counts = {n: int(MODEL[n]) for n in ("runs", "non_finite", "errors", "empty", "recovered", "lost")}
+    texts = {n: MODEL[n] for n in ("role", "precision", "runtime", "device", "verified", "note", "last_fault")}
+    assert matcher == {"name": "lighterglue", "linked": True, **counts, **texts} and features["linked"] is False
+    assert numbers["provenance"]["instead"] == "running sift"
+    assert numbers["provenance"]["run"]["incidents"] == {"lighterglue": 2, "xfeat": 2}
+
+
+def test_a_front_end_that_never_was_configured_is_nothing():
+    log = TopicLog("test", truth(8))
+    log.set_diagnostics("models", {"state": "configuring"})
+    assert log.nothing_came == "/frontend did not get beyond its configuration: see its log"
+    assert log.progress()["active"] == 0
+    log.set_diagnostics("models", {"instead": ""})
+    assert log.nothing_came == ""
+
+
 def set_in(table: np.ndarray, **values) -> np.ndarray:
     for name, value in values.items():
         table[name][-1] = value
@@ -190,6 +222,9 @@ def set_in(table: np.ndarray, **values) -> np.ndarray:
         ("set_diagnostics", ("frames", {"received": "many"}), "frames: received must be a count, got 'many'"),
         ("set_diagnostics", ("map", {"loops_gated": "-1"}), "loops_gated"),
         ("set_diagnostics", ("match", {"faults": "1.5"}), "faults"),
+        ("set_diagnostics", ("model x", {"runs": "nan"}), "model x: runs must be a count, got 'nan'"),
+        ("set_diagnostics", ("model x", {"runs": "3", "lost": "-1"}), "model x: lost must be a count"),
+        ("set_diagnostics", ("model x", {"recovered": "9" * 20}), "recovered"),
     ],
 )
 def test_foreign_values_are_refused_and_change_nothing(method, arguments, text):
