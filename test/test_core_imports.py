@@ -15,7 +15,10 @@ BLOCKED = (
 # Rows of the picture in docs/architecture.md, from the bottom. A module may import from lower rows and, where no circle
 # comes of it, from its own.
 LEVELS = [
-    "errors registry image_headers distortion camera images options parameter_file config types share".split(),
+    [
+        *"errors registry image_headers distortion camera images options parameter_file".split(),
+        *"config config_groups types share".split(),
+    ],
     "geometry two_view plane_pose solvers pose_track".split(),
     ["runtimes"],
     ["artifacts"],

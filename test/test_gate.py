@@ -15,6 +15,7 @@ from vslam_features.artifacts import golden
 from vslam_features.artifacts.card import ModelCard
 from vslam_features.artifacts.cases import Case, image_cases, saved_cases, shipped_cases
 from vslam_features.artifacts.gate import run_gate
+from vslam_features.artifacts.gate_table import table
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.errors import BackendError, DataError, ImageError, ModelFileError, NonFiniteError
@@ -83,7 +84,7 @@ def rounding(level: float):
 @pytest.mark.parametrize("precision, level", [("fp32", 5e-6), ("fp16", 4e-3), ("bf16", 3e-2), ("int8", 6e-2)])
 def test_rounding_of_the_precision_passes(shipped, name, precision, level):
     report = gate(shipped, name, rounding(level), precision)
-    assert report.passed, report.table()
+    assert report.passed, table(report)
     assert report.reference == "golden"
 
 
@@ -98,7 +99,7 @@ def test_swapped_ranks_and_other_keypoints_at_the_threshold_pass(shipped, name):
         return {n: np.concatenate([v, np.asarray(extra[n], np.float32)]) for n, v in o.items()}
 
     report = gate(shipped, name, fault)
-    assert report.passed, report.table()
+    assert report.passed, table(report)
 
 
 def test_rows_of_score_zero_are_no_keypoints(shipped):
@@ -122,7 +123,7 @@ def test_matches_at_the_threshold_may_fall_on_either_side(shipped):
         return o
 
     report = run_gate(Playback(cases, fault), cases, card_of("lighterglue"))
-    assert report.passed, report.table()
+    assert report.passed, table(report)
     assert [row.comparison.agreement for row in report.rows] == [1.0] * len(cases)
     assert all(row.comparison.matches[1] < row.comparison.matches[0] for row in report.rows)
 
@@ -204,7 +205,7 @@ def fault_of(name: str):
 def test_faults_are_caught(shipped, role, fault, precision):
     said = FAULTS[fault][-1]
     report = gate(shipped, BY_ROLE[role], fault_of(fault), precision)
-    assert not report.passed, report.table()
+    assert not report.passed, table(report)
     assert any(said in reason for reason in report.reasons), report.reasons
 
 
@@ -235,7 +236,7 @@ def test_nan_of_a_session_is_counted_and_the_gate_goes_on(shipped):
     report = gate(shipped, "lighterglue", fault)
     assert [row.nan for row in report.rows] == [0, 0, 4, 0, 0, 0, 0, 0]
     assert report.reasons == ("gravel: 4 of 512 values are NaN or infinite",)
-    assert "NaN on 1 of 8 pairs" in report.table()
+    assert "NaN on 1 of 8 pairs" in table(report)
 
 
 def test_a_failing_backend_is_counted_and_the_gate_goes_on(shipped):
@@ -479,7 +480,7 @@ def test_an_incident_replays_its_fault(shipped, tmp_path):
 @pytest.mark.parametrize("fault", [None, "nan", "missing output"])
 def test_the_table_fits_a_terminal_and_the_dictionary_is_json(shipped, role, fault):
     report = gate(shipped, BY_ROLE[role], fault_of(fault) if fault else lambda o, n, v: o)
-    lines = report.table().splitlines()
+    lines = table(report).splitlines()
     assert max(map(len, lines)) <= 120
     verdict = next(line for line in lines if line.startswith(("PASSED", "FAILED")))
     assert verdict.startswith("PASSED" if fault is None else "FAILED")
@@ -492,4 +493,4 @@ def test_the_table_fits_a_terminal_and_the_dictionary_is_json(shipped, role, fau
 def test_long_names_and_reasons_do_not_break_the_table(shipped):
     cases = [replace(c, name=f"{c.name} " * 30) for c in shipped["xfeat"]]
     report = run_gate(Playback(cases, fault_of("half a pixel")), cases, card_of("xfeat"))
-    assert max(map(len, report.table().splitlines())) <= 120
+    assert max(map(len, table(report).splitlines())) <= 120

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vslam_features.errors import ConfigError, DataError
+from vslam_features.errors import ConfigError, WeightsError
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -257,9 +257,9 @@ def test_refusals(weights):
     with pytest.raises(ConfigError, match="int8.*fp32"):
         net.build(weights, "int8")
     name = "_blocks.10._project_conv.weight"
-    with pytest.raises(DataError, match=rf"no tensor '{name}'.*\(112, 672, 1, 1\)"):
+    with pytest.raises(WeightsError, match=rf"no tensor '{name}'.*\(112, 672, 1, 1\)"):
         net.build({k: v for k, v in weights.items() if k != name})
-    with pytest.raises(DataError, match=rf"'{name}' has shape \(1, 672, 1, 1\), expected \(112, 672, 1, 1\)"):
+    with pytest.raises(WeightsError, match=rf"'{name}' has shape \(1, 672, 1, 1\), expected \(112, 672, 1, 1\)"):
         net.build(weights | {name: weights[name][:1]})
 
 

@@ -16,6 +16,7 @@ from vslam_features import registry  # noqa: E402
 from vslam_features.artifacts import cases, golden  # noqa: E402
 from vslam_features.artifacts.card import ModelCard  # noqa: E402
 from vslam_features.artifacts.gate import run_gate  # noqa: E402
+from vslam_features.artifacts.gate_table import table  # noqa: E402
 from vslam_features.networks.recipes import RECIPES  # noqa: E402
 from vslam_features.networks.weights import read_tensors  # noqa: E402
 from vslam_features.runtimes.base import LoadRequest  # noqa: E402
@@ -43,7 +44,7 @@ def test_upstream_gives_the_golden_outputs(upstream):
     found = cases.shipped_cases(card)
     assert [case.name for case in found] == list(make_golden.MODELS[card.name][1])
     report = run_gate(run, found, card)
-    assert report.passed, report.table()
+    assert report.passed, table(report)
     assert sum(row.evidence for row in report.rows) >= len(found) - 1  # not of two different places
     for row in report.rows:
         # fp16 descriptors are off by 2^-11 at most; all else is equal but for the order of summing.
@@ -83,5 +84,5 @@ def test_our_graphs_pass_the_gate(graph, runtime):
     assert card.preprocessing == RECIPES[card.name].preprocessing or card.role == "matcher"
     session = registry.get("runtime", runtime)().load(path, LoadRequest(threads=2))
     report = run_gate(session.run, cases.shipped_cases(card), card)
-    assert report.passed, report.table()
+    assert report.passed, table(report)
     assert report.reference == "golden"

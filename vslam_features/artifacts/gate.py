@@ -88,12 +88,6 @@ class ParityReport:
             }
         )
 
-    def table(self) -> str:
-        """Plain text for a terminal, at most 120 columns."""
-        from .gate_table import table  # a circle otherwise
-
-        return table(self)
-
 
 def run_gate(
     run: Run,

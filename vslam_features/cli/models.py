@@ -123,6 +123,7 @@ def _build(args) -> int:
 def _make(entry, weights: Path, precision: str, force: bool) -> int:
     """Build and verify a model; 1 where it failed. A file that failed does not stay."""
     from ..artifacts.card import sidecar_path
+    from ..artifacts.gate_table import table
     from ..artifacts.store import model_path
 
     if entry.card is not None:
@@ -138,7 +139,7 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
     if not report.passed:
         for path in (target, sidecar_path(target)):
             path.unlink(missing_ok=True)
-        print(f"error: {entry.name}: failed its comparison, the file was removed\n{report.table()}", file=sys.stderr)
+        print(f"error: {entry.name}: failed its comparison, the file was removed\n{table(report)}", file=sys.stderr)
     return 0 if report.passed else 1
 
 

@@ -9,10 +9,9 @@ import onnx
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument
 
-from ..errors import ConfigError, WeightsError
 from .deformable import F32, deformed_taps, extent
 from .dkd import detect
-from .layers import Layers, finish
+from .layers import Layers, checked, computing_type, finish
 from .sddh import Pyramid, describe
 
 _MULTIPLE = 32  # sides of the padded image: the coarsest level has a 32nd of the resolution
@@ -65,17 +64,6 @@ def shapes(sizes: AlikedSizes) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def _check(weights: dict[str, np.ndarray], sizes: AlikedSizes) -> None:
-    for name, shape in shapes(sizes).items():
-        if name not in weights:
-            raise WeightsError(f"ALIKED weights: no tensor {name!r}, expected one of shape {shape}; is this ALIKED?")
-        if weights[name].shape != shape:
-            raise WeightsError(
-                f"ALIKED weights: tensor {name!r} has shape {weights[name].shape}, expected {shape};"
-                " choose the variant (n16, t16) that the weights are of"
-            )
-
-
 def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "fp32") -> onnx.ModelProto:
     """The model.
 
@@ -93,9 +81,8 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
         ConfigError: unknown precision.
         WeightsError: a tensor is missing or has another shape.
     """
-    if precision not in ("fp32", "fp16"):
-        raise ConfigError(f"ALIKED: precision is {precision!r}, expected 'fp32' or 'fp16'")
-    _check(weights, sizes)
+    dtype = computing_type("ALIKED", precision)
+    checked("ALIKED", weights, shapes(sizes), "choose the variant (n16, t16) that the weights are of")
     image = argument(Tensor(F32, (1, "C", "H", "W")))
     max_keypoints = argument(Tensor(np.int64, (1,)))
 
@@ -107,7 +94,7 @@ def build(weights: dict[str, np.ndarray], sizes: AlikedSizes, precision: str = "
     padded = op.pad(image, op.concat([_i64(0, 0), begin, _i64(0, 0), after], axis=0), mode="edge")
     padded = op.expand(padded, _i64(1, 3, 1, 1))
 
-    net = Layers(_rearranged(weights), np.float16 if precision == "fp16" else F32)
+    net = Layers(_rearranged(weights), dtype)
     levels = _levels(net, padded)
     scores = op.sigmoid(op.cast(_score_logits(net, levels), to=F32))
     scores = op.slice(scores, begin, op.add(begin, op.gather(size, rows)), _i64(2, 3))

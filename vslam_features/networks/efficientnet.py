@@ -20,8 +20,9 @@ import onnx
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument
 
-from ..errors import ConfigError, DataError
-from .layers import Layers, finish
+from .layers import Layers, checked, computing_type, finish
+
+_NAME = "EfficientNet-Lite0"
 
 LAST_BLOCK = 10  # whose output is pooled; the deeper blocks see objects rather than places
 STRIDE = 16  # pixels a position of that output
@@ -81,27 +82,12 @@ def build(weights: dict[str, np.ndarray], precision: str = "fp32") -> onnx.Model
 
     Raises:
         ConfigError: unknown precision.
-        DataError: a tensor is missing or has another shape.
+        WeightsError: a tensor is missing or has another shape.
     """
-    if precision not in ("fp32", "fp16"):
-        raise ConfigError(f"EfficientNet-Lite0: precision is {precision!r}, expected 'fp32' or 'fp16'")
-    net = Layers(_checked(weights), np.float16 if precision == "fp16" else np.float32)
+    dtype, hint = computing_type(_NAME, precision), "is this efficientnet-lite0-57934424.pth?"
+    net = Layers(checked(_NAME, weights, shapes(), hint), dtype)
     image = argument(Tensor(np.float32, (1, "C", "H", "W")))
     return finish("effnet_cov", {"image": image}, {"descriptor": pool(features(net, image))})
-
-
-def _checked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    for name, shape in shapes().items():
-        if name not in weights:
-            raise DataError(
-                f"EfficientNet-Lite0 weights: no tensor {name!r}, expected one of shape {shape}; "
-                "is this efficientnet-lite0-57934424.pth?"
-            )
-        if weights[name].shape != shape:
-            raise DataError(
-                f"EfficientNet-Lite0 weights: tensor {name!r} has shape {weights[name].shape}, expected {shape}"
-            )
-    return weights
 
 
 def features(net: Layers, image: Var) -> Var:

@@ -8,8 +8,34 @@ import spox.opset.ai.onnx.v18 as op
 from onnx import numpy_helper
 from spox import Var, build
 
+from ..errors import ConfigError, WeightsError
+
 OPSET = 18
+PRECISIONS = ("fp32", "fp16")
 _BN_EPS = 1e-5
+
+
+def computing_type(network: str, precision: str):
+    """The NumPy type of ``fp32`` or ``fp16``. Raises ConfigError for another precision."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"{network}: precision is {precision!r}, expected 'fp32' or 'fp16'")
+    return np.float16 if precision == "fp16" else np.float32
+
+
+def checked(network: str, weights: dict[str, np.ndarray], shapes: dict[str, tuple], hint: str) -> dict[str, np.ndarray]:
+    """The weights, which may hold more than ``shapes`` (tensor name -> shape).
+
+    Raises WeightsError where a tensor is missing, of another shape, or not finite; ``hint``: what may be wrong.
+    """
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise WeightsError(f"{network} weights: no tensor {name!r}, expected one of shape {shape}; {hint}")
+        tensor = weights[name]
+        if tensor.shape != shape:
+            raise WeightsError(f"{network} weights: tensor {name!r} has shape {tensor.shape}, expected {shape}; {hint}")
+        if not np.isfinite(tensor).all():
+            raise WeightsError(f"{network} weights: tensor {name!r} holds NaN or infinity; fetch them again")
+    return weights
 
 
 class Layers:

@@ -21,8 +21,7 @@ import onnx
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument
 
-from ..errors import ConfigError, WeightsError
-from .layers import Layers, finish
+from .layers import Layers, checked, computing_type, finish
 
 # Logits further below the largest of their row are raised to it, in float32: even exp(-75)/2048 is no denormal number.
 # Without it a tenth of the weights of attention are, the logits spanning hundreds in both published models, and softmax
@@ -88,10 +87,10 @@ def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str 
         ConfigError: unknown precision.
         WeightsError: a tensor is missing or has another shape.
     """
-    if precision not in ("fp32", "fp16"):
-        raise ConfigError(f"LightGlue: precision is {precision!r}, expected 'fp32' or 'fp16'")
-    weights = _checked(weights, sizes)
-    exact, net = Layers(weights), Layers(weights, np.float16 if precision == "fp16" else np.float32)
+    dtype = computing_type("LightGlue", precision)
+    weights = {name.removeprefix("matcher."): value for name, value in weights.items()}
+    checked("LightGlue", weights, shapes(sizes), f"are they of a model of {sizes}?")
+    exact, net = Layers(weights), Layers(weights, dtype)
     count = {"0": "M", "1": "N"}
     inputs = {f"keypoints{i}": argument(Tensor(np.float32, (n, 2))) for i, n in count.items()}
     inputs |= {f"descriptors{i}": argument(Tensor(np.float32, (n, sizes.input_dim))) for i, n in count.items()}
@@ -110,21 +109,6 @@ def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str 
 
 def _head(sizes: LightGlueSizes) -> str:
     return f"log_assignment.{sizes.layers - 1}"
-
-
-def _checked(weights: dict[str, np.ndarray], sizes: LightGlueSizes) -> dict[str, np.ndarray]:
-    weights = {name.removeprefix("matcher."): value for name, value in weights.items()}
-    for name, shape in shapes(sizes).items():
-        if name not in weights:
-            raise WeightsError(
-                f"LightGlue weights: no tensor {name!r}, expected one of shape {shape}; are they of a model of {sizes}?"
-            )
-        if weights[name].shape != shape:
-            raise WeightsError(
-                f"LightGlue weights: tensor {name!r} has shape {weights[name].shape}, expected {shape}; "
-                f"are they of a model of {sizes}?"
-            )
-    return weights
 
 
 def _parameters(net: Layers, *names: str) -> tuple[np.ndarray, np.ndarray]:

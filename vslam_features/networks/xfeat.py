@@ -16,8 +16,7 @@ import onnx
 import spox.opset.ai.onnx.v18 as op
 from spox import Tensor, Var, argument
 
-from ..errors import ConfigError, WeightsError
-from .layers import Layers, finish
+from .layers import Layers, checked, computing_type, finish
 from .xfeat_points import CELL, best_pixels, floats, ints, sample, score_map
 
 STRIDE = 32  # the coarsest level divides the image by this
@@ -74,9 +73,8 @@ def build(weights: dict[str, np.ndarray], precision: str = "fp32") -> onnx.Model
         ConfigError: unknown precision.
         WeightsError: a tensor is missing or has another shape.
     """
-    if precision not in ("fp32", "fp16"):
-        raise ConfigError(f"XFeat: precision is {precision!r}, expected 'fp32' or 'fp16'")
-    net = Layers(_at_half_resolution(_checked(weights)), np.float16 if precision == "fp16" else np.float32)
+    dtype = computing_type("XFeat", precision)
+    net = Layers(_at_half_resolution(checked("XFeat", weights, shapes(), "is this xfeat.pt?")), dtype)
     image = argument(Tensor(np.float32, (1, "C", "H", "W")))
     max_keypoints = argument(Tensor(np.int64, (1,)))
 
@@ -91,15 +89,6 @@ def build(weights: dict[str, np.ndarray], precision: str = "fp32") -> onnx.Model
         {"image": image, "max_keypoints": max_keypoints},
         {"keypoints": keypoints, "scores": scores, "descriptors": descriptors},
     )
-
-
-def _checked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    for name, shape in shapes().items():
-        if name not in weights:
-            raise WeightsError(f"XFeat weights: no tensor {name!r}, expected one of shape {shape}; is this xfeat.pt?")
-        if weights[name].shape != shape:
-            raise WeightsError(f"XFeat weights: tensor {name!r} has shape {weights[name].shape}, expected {shape}")
-    return weights
 
 
 def _normalised(image: Var, size: Var) -> Var:
