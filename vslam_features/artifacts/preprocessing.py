@@ -43,10 +43,11 @@ class Preprocessing:
         if self.width:
             kernel = cv2.INTER_AREA if self.kernel == "area" else cv2.INTER_LINEAR
             image = cv2.resize(image, (self.width, self.height), interpolation=kernel)
-        if self.channels == "rgb" and image.ndim == 2:
-            image = np.broadcast_to(image[..., None], (*image.shape, 3))
-        planes = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
-        return np.multiply(planes[None], np.float32(1 / 255), dtype=np.float32, order="C")
+        planes = cv2.split(image) if image.ndim == 3 else (image,) * (3 if self.channels == "rgb" else 1)
+        tensor = np.empty((1, len(planes), *image.shape[:2]), np.float32)
+        for plane, out in zip(planes, tensor[0]):  # faster than all at once through a transposed view
+            np.multiply(plane, np.float32(1 / 255), out=out, dtype=np.float32)
+        return tensor
 
     @classmethod
     def from_dict(cls, values: dict, problems: list[str]) -> Preprocessing:
