@@ -153,6 +153,7 @@ def test_a_model_that_is_not_verified_is_told(tiny, tmp_path):  # noqa: F811
     assert judge(log, numbers).title == "Complete, with models that are not verified"
     assert judge(log, numbers).level == "fair"
     assert "Model tiny-features runs unverified: failed: " in page(log, tmp_path)
+    assert '<td class="wrong">failed: ' in (tmp_path / "report.html").read_text()
 
 
 def test_another_device_than_the_one_asked_for_is_told(tiny, tmp_path):  # noqa: F811

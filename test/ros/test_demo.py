@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from model_helpers import learned  # noqa: F401
 
 pytest.importorskip("rclpy", reason="needs ROS 2: pip install 'vslam_features[ros]'")
 
@@ -39,7 +40,10 @@ def alive(pid: int) -> bool:
 
 
 def test_the_whole_demo(tmp_path):
-    """Every true loop verified, no false one, nothing lost: the command checks it, and so do its numbers."""
+    """Every true loop verified, no false one, nothing lost: the command checks it, and so do its numbers.
+
+    Without model files it runs on classical plug-ins, and says so.
+    """
     process = demo(tmp_path)
     text, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
@@ -50,9 +54,31 @@ def test_the_whole_demo(tmp_path):
     assert progress["dropped"] == progress["missing"] == progress["resets"] == 0
     assert numbers["pairs"] == progress["pairs"] > 100 and not numbers["faults"]
     assert "24 of 24" in text or f"{truth['queries']} of {truth['queries']} true ones verified, 0 false" in text
+    said = "running sift + nearest instead of xfeat + lighterglue: models xfeat, lighterglue (fp32) are not on this"
+    assert re.search(
+        rf"^  models +{re.escape(said)}.*'vslam-features models fetch xfeat lighterglue'", text, re.MULTILINE
+    )
+    assert numbers["engines"] == [] and numbers["provenance"]["instead"].startswith(said)
     page = (tmp_path / "report.html").read_text()
+    assert "Not what was configured:</b> running sift + nearest" in page
     assert "http-equiv" not in page and not re.search(r"(src|href)=[\"']https?:", page)
     assert page.count("data:image/jpeg") > 10, "pictures of pairs"
+
+
+def test_with_models_it_names_them(tmp_path, learned):  # noqa: F811
+    process = demo(tmp_path / "out", "--frames", "24", "--rate-hz", "3")
+    text, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
+    assert re.search(
+        r"^  models +xfeat \+ lighterglue on onnxruntime \S+ CPUExecutionProvider; 0 runs", text, re.MULTILINE
+    )
+    numbers = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert [(e["name"], e["linked"], e["lost"]) for e in numbers["engines"]] == [
+        ("xfeat", True, 0),
+        ("lighterglue", True, 0),
+    ]
+    assert numbers["engines"][0]["runs"] == numbers["frames"] == 24 and numbers["provenance"]["instead"] == ""
+    assert numbers["by_kind"]["track"]["statuses"].get("ok", 0) >= 5
 
 
 def test_a_killed_front_end_is_an_error_with_its_reason(tmp_path):
