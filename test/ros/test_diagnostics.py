@@ -16,12 +16,14 @@ from ros_helpers import sequence
 from sensor_msgs.msg import CameraInfo
 
 from vslam_features.config import Config
+from vslam_features.engine import Counts, Health
 from vslam_features.frontend import FrontEnd
 from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
 from vslam_features.ros.frames import FrameBuilder
 from vslam_features.ros.inputs import Inputs, Topic
 from vslam_features.ros.logs import RosHandler
 from vslam_features.ros.messages import header, image_message, stamp_of
+from vslam_features.ros.model_diagnostics import ModelDiagnostics
 from vslam_features.ros.pairing import Input, Pairing
 from vslam_features.ros.poses import InterpolatedPoses
 from vslam_features.ros.slot import Slot
@@ -133,6 +135,75 @@ def test_a_fault_in_any_stage_is_told():
         b.statistics.fault(stage, "ValueError: a name \udcff")
         assert b.said(stage) == (ERROR, "1 faults, the last: ValueError: a name ?")
         assert b.said(stage) == (OK, "not used yet")
+
+
+def health(name="xfeat", role="features", linked=True, note="", **counts) -> Health:
+    texts = {"sha256": "ab" * 32, "precision": "fp32", "runtime": "onnxruntime", "device": "cpu"}
+    return Health(
+        role,
+        name,
+        file=f"{name}.onnx",
+        **texts,
+        note=note,
+        verified="passed on 8 pairs" if linked else "failed: 3 % off",
+        linked=linked,
+        fallback="ready",
+        counts=Counts(**{"runs": 9, **counts}),
+        last_fault="NaN in 'scores'",
+    )
+
+
+def said_of(models, *healths, warning=""):
+    """{status: (level, message)} of what models say now."""
+    messages = [r.message("frontend") for r in models.reports(list(healths), warning)]
+    return {m.name.removeprefix("frontend: "): (m.level, m.message) for m in messages}
+
+
+def test_faults_of_a_model_are_told_once_and_lost_ones_as_errors():
+    models = ModelDiagnostics()
+    fine = {"models": (OK, "verified"), "model xfeat": (OK, "running on onnxruntime")}
+    assert said_of(models, health()) == fine
+    recovered = health(runs=12, non_finite=2, errors=1, recovered=3)
+    text = "3 runs failed and were repeated on the fallback: NaN in 'scores'"
+    assert said_of(models, recovered)["model xfeat"] == (WARN, text)
+    assert said_of(models, recovered) == fine
+    lost = health(runs=14, non_finite=3, errors=2, recovered=4, lost=1)
+    text = "1 runs failed, and no fallback made them good: NaN in 'scores'"
+    assert said_of(models, lost)["model xfeat"] == (ERROR, text)
+    assert said_of(models, lost) == fine
+    agreed = health(runs=15, non_finite=3, errors=2, recovered=4, lost=1, empty_agreed=1)
+    assert said_of(models, agreed) == fine, "the fallback found nothing either: no fault"
+
+
+def test_models_of_one_name_in_two_roles_are_counted_apart():
+    models = ModelDiagnostics()
+    pair = health(name="m", errors=5, recovered=5), health(name="m", role="matcher")
+    levels = [[r.level for r in models.reports(list(pair), "")] for _ in range(2)]
+    assert levels == [[OK, WARN, OK], [OK, OK, OK]]
+
+
+def test_models_that_are_not_what_was_asked_for_warn_all_the_time():
+    models = ModelDiagnostics()
+    assert said_of(models) == {"models": (OK, "none in use")}
+    assert said_of(models, warning="running sift instead") == {"models": (WARN, "running sift instead")}
+    for _ in range(2):
+        said = said_of(models, health(linked=False), health("lighterglue", "matcher", note="cuda is not there"))
+        assert said == {
+            "models": (OK, "not all are verified"),
+            "model xfeat": (WARN, "runs unverified: failed: 3 % off"),
+            "model lighterglue": (WARN, "cuda is not there"),
+        }
+
+
+def test_what_a_model_status_holds():
+    report = ModelDiagnostics().reports([health(non_finite=1, lost=1, linked=False)], "")[1].message("frontend")
+    values = {v.key: v.value for v in report.values}
+    assert values.pop("verified") == "failed: 3 % off" and values.pop("last_fault") == "NaN in 'scores'"
+    assert values == {
+        "role": "features", "file": "xfeat.onnx", "engine_id": "ab" * 8, "precision": "fp32", "linked": "false",
+        "runtime": "onnxruntime", "device": "cpu", "note": "", "fallback": "ready", "runs": "9", "non_finite": "1",
+        "errors": "0", "empty": "0", "empty_agreed": "0", "recovered": "0", "lost": "1", "incidents": "0",
+    }  # fmt: skip
 
 
 def test_a_log_record_that_cannot_be_sent_ends_no_thread(monkeypatch):
