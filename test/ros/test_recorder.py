@@ -193,6 +193,16 @@ def test_models_are_read_from_diagnostics():
     assert numbers["provenance"]["run"]["incidents"] == {"lighterglue": 2, "xfeat": 2}
 
 
+def test_models_of_an_earlier_configuration_are_not_those_of_the_run():
+    log = TopicLog("test", truth(8))
+    for name in ("lighterglue", "lightglue-aliked"):
+        log.set_diagnostics("models", {"state": "configuring"})
+        log.set_diagnostics("models", {"instead": ""})
+        log.set_diagnostics(f"model {name}", MODEL)
+    log.set_diagnostics("models", {"state": "configuring"})  # and it was stopped meanwhile
+    assert [e.name for e in log.finish().engines] == ["lightglue-aliked"]
+
+
 def test_a_front_end_that_never_was_configured_is_nothing():
     log = TopicLog("test", truth(8))
     log.set_diagnostics("models", {"state": "configuring"})

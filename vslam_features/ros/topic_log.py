@@ -150,6 +150,9 @@ class TopicLog:
                 raise DataError(f"{part}: {name} must be a count, got '{text[:40]}'")
         if part in self._diagnostics and part == "frames":
             self._was_reset |= int(values.get("resets") or 0) > self._count("frames", "resets")
+        if part == "models" and values.get("state") != "configuring":
+            # Those in use follow; a front-end that was configured anew may use others than before.
+            self._diagnostics = {p: v for p, v in self._diagnostics.items() if not p.startswith("model ")}
         self._diagnostics[part] = values
 
     def rejected(self, topic: str, reason: str) -> None:
