@@ -147,7 +147,8 @@ def match_random_sizes(args) -> list[dict]:
         rows.append(row)
         print(
             f"lighterglue on {name}, {row['calls']} pairs of 0 to {len(pair[0])} keypoints: median "
-            f"{row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms ({row['worst_ratio']:.2f} x); resident "
+            f"{row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms ({row['worst_ratio']:.2f} x, "
+            f"{row['cpu_worst_ratio']:.2f} x of CPU time); resident "
             f"{row['warm_mib']:.0f} MiB after the warm-up, {row['end_mib']:.0f} at the end, most "
             f"{row['growth_mib']:+.0f} MiB between"
         )
