@@ -66,7 +66,7 @@ def test_the_whole_demo(tmp_path):
 
 
 def test_with_models_it_names_them(tmp_path, learned):  # noqa: F811
-    process = demo(tmp_path / "out", "--frames", "24", "--rate-hz", "3")
+    process = demo(tmp_path / "out", "--frames", "12", "--rate-hz", "3")
     text, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
     assert re.search(
@@ -77,8 +77,8 @@ def test_with_models_it_names_them(tmp_path, learned):  # noqa: F811
         ("xfeat", True, 0),
         ("lighterglue", True, 0),
     ]
-    assert numbers["engines"][0]["runs"] == numbers["frames"] == 24 and numbers["provenance"]["instead"] == ""
-    assert numbers["by_kind"]["track"]["statuses"].get("ok", 0) >= 5
+    assert numbers["engines"][0]["runs"] == numbers["frames"] == 12 and numbers["provenance"]["instead"] == ""
+    assert numbers["by_kind"]["track"]["statuses"].get("ok", 0) >= 2
 
 
 def test_a_killed_front_end_is_an_error_with_its_reason(tmp_path):

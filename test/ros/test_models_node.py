@@ -72,10 +72,10 @@ class Watch(Peer):
         rows = tables[tables["kind"] == kind]
         return sorted((int(r["kf_id"]), int(r["ref_kf_id"]), Status(int(r["status"]))) for r in rows)
 
-    def feed(self, frames):
+    def feed(self, frames, wait_s=10.0):
         """Publish frames and wait until all that comes of them is there, and told by diagnostics."""
         self.begin()
-        self.publish(frames, wait_s=1.0)
+        self.publish(frames, wait_s=wait_s)
         self.wait_told(len(frames))
 
     def begin(self):
@@ -121,10 +121,10 @@ def test_the_gate_runs_once_and_its_progress_is_shown(domain, tmp_path, own_cach
     with Watch(domain) as peer:
         with node(domain, tmp_path, PARAMETERS) as process:
             peer.feed(sequence(4))
-            first, *_ = [text for _, text in peer.said("models")]
-            assert first.startswith("tiny-features: comparing with its reference on onnxruntime"), first
             told = [text for _, text in peer.said("models")]
+            assert any(text.startswith("tiny-features: ") for text in told), told
             assert any("tiny-global: parity pair" in text for text in told) and told[-1] == "verified"
+            assert "tiny-features: comparing with its reference on onnxruntime" in process.output
             assert {level for level, _ in peer.said("models")} == {OK}
             assert len(list(cache_folder("records").iterdir())) == 3
             values = peer.values("model tiny-features")
@@ -160,7 +160,7 @@ def test_a_lifecycle_manager_waits_no_longer_than_the_gate_may_take(domain, tmp_
         peer.call(GetState, "/frontend/get_state", GetState.Request())
         start = time.monotonic()
         assert not change(Transition.TRANSITION_CONFIGURE)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 10
         state = peer.call(GetState, "/frontend/get_state", GetState.Request()).current_state
         assert state.id == State.PRIMARY_STATE_UNCONFIGURED
         assert "configure failed: tiny-features on fake(onnxruntime)" in process.output
@@ -170,9 +170,12 @@ def test_a_lifecycle_manager_waits_no_longer_than_the_gate_may_take(domain, tmp_
         assert told[1].startswith("tiny-features: parity pair 1 of ")
         assert peer.values("models") == {"state": "configuring"}
 
-        value = ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=0.0)
-        request = SetParameters.Request(parameters=[Parameter(name="runtime.options.delay_ms", value=value)])
-        assert peer.call(SetParameters, "/frontend/set_parameters", request).results[0].successful
+        changes = [
+            Parameter(name=name, value=ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value))
+            for name, value in (("runtime.options.delay_ms", 0.0), ("models.gate_s", 60.0))
+        ]
+        request = SetParameters.Request(parameters=changes)
+        assert all(r.successful for r in peer.call(SetParameters, "/frontend/set_parameters", request).results)
         assert change(Transition.TRANSITION_CONFIGURE) and change(Transition.TRANSITION_ACTIVATE)
         peer.feed(sequence(3))
         assert peer.status["models"].message == "verified" and "state" not in peer.values("models")
@@ -226,7 +229,7 @@ def test_without_a_fallback_it_is_lost_and_an_error(domain, tmp_path, tiny):  # 
     """Features with NaN cost the frame, a pair with NaN is told by its status."""
     broken = {"runtime.name": "fake", "runtime.options.nan_calls": "'3'", "runtime.fallback": "none"}
     with node(domain, tmp_path, {**PARAMETERS, **broken, "loops.enabled": False}) as process, Watch(domain) as peer:
-        peer.feed(sequence(8))
+        peer.feed(sequence(8), wait_s=3.0)
         # Image 2 (from 0) has no features; its neighbours are matched, in runs 1 to 6 of the matcher.
         wanted = [(i, i - 1, Status.NON_FINITE if i == 3 else Status.OK) for i in range(1, 7)]
         assert peer.statuses() == wanted and Status.NON_FINITE == 8

@@ -29,8 +29,8 @@ from .process import run
 from .statistics import Statistics
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
-DISCOVERY_S = 0.5
-"""Subscribers know a new publisher after this time; what it sends before is lost to them."""
+DISCOVERY_S = 2.0
+"""Subscribers that are there know a new publisher within this time, also on a busy machine."""
 
 
 class FrontEndNode(LifecycleNode):
@@ -179,10 +179,17 @@ class FrontEndNode(LifecycleNode):
         """Models are verified at their first use on a machine, which takes seconds: somebody waits for them."""
         self.get_logger().info(text)
         if not self._known:
-            time.sleep(DISCOVERY_S)
+            self._wait_for_subscribers()
             self._known = True
         name, stamp = self.get_fully_qualified_name().lstrip("/"), self.get_clock().now().to_msg()
         self._diagnostics_publisher.publish(starting_message(stamp, name, text))
+
+    def _wait_for_subscribers(self) -> None:
+        """What a new publisher sends is lost to those that do not know it yet."""
+        end = time.monotonic() + DISCOVERY_S
+        while not self._diagnostics_publisher.get_subscription_count() and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.2)  # they know it a little later than it knows them
 
     def _refresh(self) -> None:
         config, old = self._checked(), self._config
