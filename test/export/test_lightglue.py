@@ -1,8 +1,5 @@
 """Our LighterGlue and LightGlue against upstream's in torch: real images, the published weights."""
 
-import itertools
-import time
-
 import cv2
 import numpy as np
 import pytest
@@ -116,18 +113,3 @@ def test_numbers_of_points_may_differ(model):
         for run in model.ours.values():
             matches, scores = run(inputs)
             np.testing.assert_array_equal(np.where(scores > THRESHOLD, matches, -1), np.where(good, expected, -1))
-
-
-@pytest.mark.data
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("count, limit", [(1024, 1.1), (2048, 1.25)])
-def test_time_against_upstream(model, count, limit):
-    """Medians of interleaved runs on ONNX Runtime, two threads each."""
-    inputs = model.inputs(PAIRS[7], count)
-    runs = {"upstream": model.upstream, "ours": model.ours["onnxruntime"]}
-    times = {name: [] for name in runs}
-    for _, (name, run) in itertools.product(range(5), runs.items()):
-        start = time.perf_counter()
-        run(inputs)
-        times[name].append(time.perf_counter() - start)
-    assert np.median(times["ours"][1:]) <= limit * np.median(times["upstream"][1:])
