@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _ours
 import numpy as np
-from _timing import Spread, interleaved
+from _timing import Spread, fastest_ratio, interleaved
 
 from vslam_features.config import Config
 from vslam_features.frontend import FrontEnd
@@ -105,6 +105,7 @@ def measure(features: str, matcher: str, runtime: str, threads: int, keypoints: 
         "ms": Spread.of(times["whole"]),
         "bare_ms": Spread.of(times["bare"]),
         "ratio": Spread.of(times["whole"] / times["bare"]),
+        "fastest_ratio": fastest_ratio(times["whole"], times["bare"], len(pairs)),
         "parts_ms": {name: round(float(np.median([s[name] for s in split])), 2) for name in split[0]},
     }
 

@@ -47,3 +47,13 @@ def interleaved(runs: dict[str, Callable], items: Sequence, rounds: int) -> dict
             run(items[i % len(items)])
             times[name].append((time.perf_counter() - start) * 1e3)
     return {name: np.array(values[WARM_UP:]) for name, values in times.items()}
+
+
+def fastest_ratio(times: np.ndarray, baseline: np.ndarray, items: int) -> float:
+    """Ratio of the sums over the items of the fastest run of each: on a busy machine nearest to what an idle one gives.
+
+    ``times``, ``baseline``: (rounds,) of ``interleaved`` over so many items.
+    """
+    items = min(items, len(times))
+    sums = [sum(values[i::items].min() for i in range(items)) for values in (times, baseline)]
+    return round(float(sums[0] / sums[1]), 3)

@@ -106,7 +106,8 @@ def time_end_to_end(args) -> list[dict]:
                 f"{row['method']:<20} {row['keypoints']:>9} {runtime:<12} {row['ms']!s:>24} {row['bare_ms']!s:>24} "
                 f"{row['ratio']!s:>21}  {_judged(row['ratio'].median, END_TO_END_GOAL)}"
             )
-            print(f"{'':<20} {row['solver']}; ms: " + ", ".join(f"{n} {v:g}" for n, v in row["parts_ms"].items()))
+            parts = ", ".join(f"{name} {value:g}" for name, value in row["parts_ms"].items())
+            print(f"{'':<20} fastest runs {row['fastest_ratio']:.3f}; {row['solver']}; ms: {parts}")
     return rows
 
 

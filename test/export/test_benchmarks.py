@@ -40,6 +40,11 @@ def test_warm_up_does_not_count():
     assert ((times["a"] >= 10) & (times["a"] < 200)).all()
 
 
+def test_fastest_ratio_leaves_disturbed_runs_out():
+    whole, bare = np.array([11.0, 99.0, 50.0, 22.0]), np.array([70.0, 20.0, 10.0, 80.0])  # items 0 1 0 1
+    assert _timing.fastest_ratio(whole, bare, items=2) == pytest.approx((11 + 22) / (10 + 20))
+
+
 def test_random_sizes_show_a_leak_and_a_slow_call():
     kept, sizes = [], []
 
