@@ -147,7 +147,8 @@ class FrontEndNode(LifecycleNode):
             poses = InterpolatedPoses() if config.sync == "exact" else ApproximatePoses(config.sync_slop_s)
 
         name = self.get_fully_qualified_name().lstrip("/")
-        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # So deep that progress reaches also a subscriber that notices this publisher a little later.
+        self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", 100)
         frontend = self._make_frontend(config)
         self._outputs = outputs = Outputs(self)
         self._pipeline = Pipeline(
