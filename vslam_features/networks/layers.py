@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import spox.opset.ai.onnx.v18 as op
-from onnx import numpy_helper
 from spox import Var, build
 
 from ..errors import ConfigError, WeightsError
@@ -131,8 +130,3 @@ def _drop_unread_outputs(graph: onnx.GraphProto) -> None:
         optional = onnx.defs.OpSchema.FormalParameterOption.Optional
         while node.output and node.output[-1] not in read and declared[len(node.output) - 1].option == optional:
             del node.output[-1]
-
-
-def initialisers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Constant tensors of the graph by name."""
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
