@@ -1,5 +1,6 @@
 """Incidents and parity records: what is written, what is bounded, and what damaged files do."""
 
+import itertools
 import json
 import logging
 import threading
@@ -57,6 +58,42 @@ def test_a_fault_at_30_hz_does_not_write_30_files_a_second(tmp_path):
     assert sum(p is not None for p in paths) == len(box.files()) == 1 and box.skipped == 29
     assert save(box, "CUDA error: out of memory") is not None, "another kind of fault does not wait"
     assert save(box, sha256="ef" * 32) is not None, "nor does another model"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [f"bad alloc at {hex(0x7F3A00000000 + 37 * i)}" for i in range(500)],
+        [f"bad alloc at 0x{0xABCDEF + 4096 * i:016X}" for i in range(500)],
+        [f"no kernel {0xBEEF00D + 977 * i:09x} in the cache" for i in range(500)],
+        [f"error {10.0 ** -(i % 9)} over {2.5 * i}" for i in range(500)],
+    ],
+    ids=["address", "padded address", "hash", "floats"],
+)
+def test_faults_at_other_addresses_are_of_one_kind(tmp_path, faults):
+    box = Incidents(tmp_path)
+    assert [save(box, fault) is not None for fault in faults] == [True] + [False] * 499
+
+
+def test_words_that_could_be_hexadecimal_are_words(tmp_path):
+    box = Incidents(tmp_path)
+    assert save(box, "the facade failed") is not None and save(box, "the decade failed") is not None
+
+
+def test_messages_that_all_differ_are_bounded_in_time_too(tmp_path, monkeypatch):
+    """Ten files in ten seconds, whatever the messages; what is remembered of them is bounded as well."""
+    now = 1000.0
+    monkeypatch.setattr(incidents.time, "monotonic", lambda: now)
+    box, written = Incidents(tmp_path), 0
+    words = ["".join(c) for c in itertools.product("ghijk", repeat=4)]  # letters that are no digits
+    for i, word in enumerate(words[:600]):
+        now = 1000.0 + i / 30
+        written += save(box, f"failed in {word}") is not None
+    assert written == 20 and box.skipped == 580, "20 s at 30 Hz"
+    assert len(box._last) <= incidents.KINDS
+    now += 100
+    assert save(box, "failed in ghij") is not None, "after a quiet time there is room again"
+    assert len(box._last) == 1
 
 
 def test_the_number_is_bounded_and_the_first_of_each_kind_stays_longest(tmp_path):

@@ -2,8 +2,8 @@
 
 A file is an ``.npz`` without pickles: arrays ``input/<tensor>`` and
 ``output/<tensor>`` and ``meta``, a JSON text. Faults of the same kind differ in
-numbers only. Where the folder is full the oldest go first, but the first of
-each kind last: it shows how a fault began.
+numbers and addresses only. Where the folder is full the oldest go first, but
+the first of each kind last: it shows how a fault began.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from .cache import place
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
+KINDS = 10
+"""Most kinds of which one is written in an interval: messages may differ in more than numbers and addresses."""
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", re.IGNORECASE)
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}\.\d{6}Z)-.*-(?P<kind>[0-9a-f]{8})(?P<first>-first)?\.npz")
 
 
@@ -52,7 +56,7 @@ class Incidents:
         folder: made at the first fault.
         max_count: files kept; 0: none is written.
         max_mb: their size together.
-        interval_s: of the same kind of fault not more than one in this time is written.
+        interval_s: in this time not more than one of the same kind of fault is written, and ``KINDS`` in all.
 
     Attributes:
         skipped: faults that were not written, for being too frequent, too large, or disabled.
@@ -77,7 +81,8 @@ class Incidents:
         with self._lock:
             kind = _kind(role, sha256, fault)
             now = time.monotonic()
-            if self.max_count <= 0 or now - self._last.get(kind, -np.inf) < self.interval_s:
+            self._last = {k: t for k, t in self._last.items() if now - t < self.interval_s}
+            if self.max_count <= 0 or kind in self._last or len(self._last) >= KINDS:
                 self.skipped += 1
                 return None
             self._last[kind] = now
@@ -173,8 +178,8 @@ def _savez(file, meta: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _kind(role: str, sha256: str, fault: str) -> str:
-    """Eight digits, the same for faults of a model that differ in numbers only."""
-    text = re.sub(r"[0-9]+", "#", fault)
+    """Eight digits, the same for faults of a model that differ in numbers and addresses only."""
+    text = _NUMBER.sub("#", fault)
     return f"{zlib.crc32(f'{role} {sha256} {text}'.encode()):08x}"
 
 
