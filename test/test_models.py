@@ -502,7 +502,7 @@ def test_the_global_model_is_not_missed_where_loops_are_off():
 
 
 @with_tiny
-@pytest.mark.parametrize("library, extra", [("onnxruntime", "cpu"), ("openvino", "openvino")])
+@pytest.mark.parametrize("library, extra", [("onnxruntime", "cpu")])
 def test_without_the_library_the_classical_set_runs_and_the_warning_names_the_package(
     library, extra, monkeypatch, caplog
 ):

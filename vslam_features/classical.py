@@ -12,7 +12,6 @@ from .artifacts.store import SUFFIXES, locate
 from .config import Config
 from .errors import ModelError, ModelMissingError
 
-_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino"}
 # Classical plug-ins need no file.
 CLASSICAL = {"features.name": "sift", "matcher.name": "nearest", "retrieval.name": "vlad"}
 
@@ -69,15 +68,18 @@ def _missing(model: str, config: Config) -> bool:
 
 
 def _library(config: Config) -> str:
-    """The library that the runtime needs, where it is not installed; else empty."""
-    library = config.runtime.name
-    return library if library in _EXTRAS and importlib.util.find_spec(library) is None else ""
+    """The library of the default runtime, where it is not installed; else empty.
+
+    A runtime or device that somebody chose is no default: where it is missing, that is an error when it is loaded.
+    """
+    default = (config.runtime.name, config.runtime.device) == ("onnxruntime", "cpu")
+    return "onnxruntime" if default and importlib.util.find_spec("onnxruntime") is None else ""
 
 
 def _problem(models: list[str], config: Config) -> str:
     """Why these models cannot be opened, and what brings them, in one sentence."""
     if library := _library(config):
-        return f"{library} is not installed: run \"pip install 'vslam_features[{_EXTRAS[library]}]'\""
+        return f"{library} is not installed: run \"pip install 'vslam_features[cpu]'\""
     if len(models) > 1 and not any(Path(m).suffix in SUFFIXES for m in models):
         precision = config.runtime.precision
         variant = "" if precision == "fp32" else f" --precision {precision}"

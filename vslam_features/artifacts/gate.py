@@ -50,7 +50,11 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Outcome of the gate. ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``."""
+    """Outcome of the gate.
+
+    ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``; ``unfinished``: the time ran out
+    before anything was found, so that the model may well be right.
+    """
 
     role: str
     name: str
@@ -60,6 +64,7 @@ class ParityReport:
     tensors: tuple[TensorRow, ...]
     reasons: tuple[str, ...]
     seconds: float
+    unfinished: bool = False
 
     @property
     def passed(self) -> bool:
@@ -131,6 +136,7 @@ def run_gate(
     return ParityReport(
         card.role, card.name, precision, "golden" if golden else "session", tuple(rows), tensors, tuple(reasons),
         time.monotonic() - start,
+        bool(stopped) and not any(row.problems for row in rows),
     )  # fmt: skip
 
 
