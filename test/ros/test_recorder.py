@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -23,6 +24,7 @@ from rclpy.executors import SingleThreadedExecutor
 from ros_helpers import node_command
 from sensor_msgs.msg import PointCloud2
 
+from vslam_features.engine import Counts
 from vslam_features.errors import DataError
 from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.loop_truth import LoopTruth
@@ -32,6 +34,7 @@ from vslam_features.ros import codecs
 from vslam_features.ros.clouds import to_cloud
 from vslam_features.ros.messages import header
 from vslam_features.ros.recorder_node import RecorderNode
+from vslam_features.ros.topic_diagnostics import MODEL_COUNTS
 from vslam_features.ros.topic_log import TopicLog
 from vslam_features.types import PairKind, Pose, Status
 
@@ -173,7 +176,7 @@ def test_a_reset_starts_a_new_session(without_keypoints):
 MODEL = {
     "role": "matcher", "precision": "fp32", "runtime": "onnxruntime", "device": "a CPU", "linked": "true",
     "verified": "passed on 8 pairs", "note": "", "runs": "9", "non_finite": "2", "errors": "0", "empty": "1",
-    "recovered": "2", "lost": "1", "incidents": "2", "last_fault": "NaN in 'scores'",
+    "empty_agreed": "4", "recovered": "2", "lost": "1", "incidents": "2", "last_fault": "NaN in 'scores'",
 }  # fmt: skip
 
 
@@ -186,11 +189,15 @@ def test_models_are_read_from_diagnostics():
     numbers = metrics(log.finish())
     matcher, features = numbers["engines"]
     assert (matcher["name"], features["name"], features["role"]) == ("lighterglue", "xfeat", "features")
-    counts = {n: int(MODEL[n]) for n in ("runs", "non_finite", "errors", "empty", "recovered", "lost")}
+    counts = {n: int(MODEL[n]) for n in MODEL_COUNTS if n != "incidents"}
     texts = {n: MODEL[n] for n in ("role", "precision", "runtime", "device", "verified", "note", "last_fault")}
     assert matcher == {"name": "lighterglue", "linked": True, **counts, **texts} and features["linked"] is False
     assert numbers["provenance"]["instead"] == "running sift"
     assert numbers["provenance"]["run"]["incidents"] == {"lighterglue": 2, "xfeat": 2}
+
+
+def test_every_count_of_a_model_is_read():
+    assert set(MODEL_COUNTS) == {field.name for field in dataclasses.fields(Counts)}
 
 
 def test_models_of_an_earlier_configuration_are_not_those_of_the_run():

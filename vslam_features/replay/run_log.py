@@ -58,9 +58,20 @@ class PairRecord:
 
 @dataclass
 class ModelRecord:
-    """A learned model: what it ran on, who verified it, and its runs; see ``engine.Health`` and ``engine.Counts``.
+    """A learned model: what it ran on, who verified it, and its runs.
 
-    ``incidents`` depends on time and disk, all else is the same in each run on a machine.
+    Args:
+        role: features, matcher or global. name: of its card.
+        precision: of its file: fp32, fp16, bf16 or int8.
+        runtime: with version and provider. device: the hardware.
+        verified: what its parity record says. linked: that record passed.
+        note: where it does not run on what was asked for: what was, and why not; else empty.
+        runs: of the model, without those of the fallback.
+        non_finite, errors: runs that returned NaN or infinity, or raised.
+        empty: runs without a match where the fallback found some. empty_agreed: where it found none either, no faults.
+        recovered: faults that the fallback made good. lost: those that it did not.
+        incidents: files written. It depends on time and disk, all else is the same in each run on a machine.
+        last_fault: in words.
     """
 
     role: str
@@ -75,6 +86,7 @@ class ModelRecord:
     non_finite: int = 0
     errors: int = 0
     empty: int = 0
+    empty_agreed: int = 0
     recovered: int = 0
     lost: int = 0
     incidents: int = 0

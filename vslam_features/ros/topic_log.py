@@ -11,20 +11,16 @@ import numpy as np
 from ..errors import DataError
 from ..pose_track import PoseTrack
 from ..replay.ground_truth import GroundTruth
-from ..replay.run_log import KeyframeRecord, MatchPoints, ModelRecord, PairRecord, RunLog
+from ..replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
 from ..replay.source import Ledger
 from ..types import Candidate, PairKind, Pose, Status
+from .topic_diagnostics import FRAME_COUNTS, TopicDiagnostics
 
 IMAGES_KEPT = 64
 """Latest images that wait to be recognised as keyframes."""
 
 FARTHEST_PX = 1e6
 """Pixels of matches beyond this are no pixels, and drawing them fails."""
-
-FRAME_COUNTS = ("received", "processed", "dropped", "missing", "waiting", "resets")
-MAP_COUNTS = ("loop_queue", "keyframes", "loops_gated")
-MODEL_COUNTS = ("runs", "non_finite", "errors", "empty", "recovered", "lost", "incidents")
-"""Diagnostics that are read as numbers; beside ``faults`` of each part."""
 
 
 class TopicLog:
@@ -47,7 +43,7 @@ class TopicLog:
         self._images: OrderedDict[int, tuple[int, float, np.ndarray]] = OrderedDict()
         self._image_count = 0
         self._poses = PoseTrack()
-        self._diagnostics: dict[str, dict[str, str]] = {}
+        self._diagnostics = TopicDiagnostics()
         self._rejected = Ledger()
         self._earlier_sessions = 0
         self._start_session()
@@ -56,11 +52,10 @@ class TopicLog:
     def nothing_came(self) -> str:
         """Why there is nothing to report, one line; empty where anything of the front-end has come."""
         log = self._log
-        configuring = self._diagnostics.get("models", {}).get("state") == "configuring"
-        heard = self._diagnostics.keys() - ({"models"} if configuring else set())
-        if heard or self._rejected.total or log.keyframes or log.candidates or log.pairs or self._pairs:
+        heard = self._diagnostics.heard or self._rejected.total
+        if heard or log.keyframes or log.candidates or log.pairs or self._pairs:
             return ""
-        if configuring:
+        if self._diagnostics.configuring:
             return f"{self._frontend} did not get beyond its configuration: see its log"
         return (
             f"nothing came from {self._frontend}: start the front-end, and check the parameter frontend and "
@@ -142,18 +137,7 @@ class TopicLog:
 
     def set_diagnostics(self, part: str, values: dict[str, str]) -> None:
         """The latest values of a part of the front-end's diagnostics."""
-        counted = {"frames": FRAME_COUNTS, "map": MAP_COUNTS}.get(part, ())
-        counted = MODEL_COUNTS if part.startswith("model ") else counted
-        for name in (*counted, "faults"):
-            text = values.get(name) or "0"
-            if not (text.isascii() and text.isdigit() and len(text) < 20):
-                raise DataError(f"{part}: {name} must be a count, got '{text[:40]}'")
-        if part in self._diagnostics and part == "frames":
-            self._was_reset |= int(values.get("resets") or 0) > self._count("frames", "resets")
-        if part == "models" and values.get("state") != "configuring":
-            # Those in use follow; a front-end that was configured anew may use others than before.
-            self._diagnostics = {p: v for p, v in self._diagnostics.items() if not p.startswith("model ")}
-        self._diagnostics[part] = values
+        self._was_reset |= self._diagnostics.set(part, values)
 
     def rejected(self, topic: str, reason: str) -> None:
         """A message that breaks its contract."""
@@ -161,14 +145,14 @@ class TopicLog:
 
     def progress(self) -> dict[str, int]:
         """Counts so far: the front-end's own, and what came in here."""
-        out = {name: self._count("frames", name) for name in FRAME_COUNTS}
-        out["loop_queue"] = self._count("map", "loop_queue")
-        out["front_end_keyframes"] = self._count("map", "keyframes")
+        out = {name: self._diagnostics.count("frames", name) for name in FRAME_COUNTS}
+        out["loop_queue"] = self._diagnostics.count("map", "loop_queue")
+        out["front_end_keyframes"] = self._diagnostics.count("map", "keyframes")
         out["keyframes"] = len(self._log.keyframes)
         out["searched"] = len(self._log.latency_ms.get("image to loops", ()))
         out["pairs"] = len(self._log.pairs) + len(self._pairs)
         out["loops"] = sum(p.kind == PairKind.LOOP and p.verified for p in self._log.pairs)
-        out["active"] = int(bool(self._diagnostics.get("frames")))
+        out["active"] = int(bool(self._diagnostics.parts.get("frames")))
         return out
 
     def finish(self) -> RunLog:
@@ -180,7 +164,7 @@ class TopicLog:
         if self._pairs:
             log.notes["pair whose matches did not come"] = len(self._pairs)
         log.frames = counts["processed"]
-        log.gated = self._count("map", "loops_gated")
+        log.gated = self._diagnostics.count("map", "loops_gated")
         log.expected = max(log.expected, counts["received"]) if self._earlier_sessions else log.expected
         log.expected = log.expected or counts["received"]
         attempted = len(log.pairs)
@@ -191,17 +175,12 @@ class TopicLog:
         for name in ("dropped", "missing"):
             if counts[name]:
                 log.skipped[f"image {name}"] = counts[name]
-        for part, values in self._diagnostics.items():
-            if faults := self._count(part, "faults"):
-                log.fault_counts[part] = faults
-                log.faults.append(("", part, values.get("last_fault", "")))
-        log.engines = [self._engine(part) for part in self._diagnostics if part.startswith("model ")]
-        log.instead = self._diagnostics.get("models", {}).get("instead", "")
+        self._diagnostics.account(log)
         log.incomplete = "; ".join(self._gaps(log, counts["processed"]))
         log.run = {
             "started": self._started.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - self._began, 1),
-            "diagnostics": self._diagnostics,
+            "diagnostics": self._diagnostics.parts,
         }
         return log
 
@@ -225,17 +204,6 @@ class TopicLog:
         elif number and not processed:
             out.append(f"no diagnostics came from {self._frontend}, so its images are not counted")
         return out
-
-    def _count(self, part: str, name: str) -> int:
-        return int(self._diagnostics.get(part, {}).get(name) or 0)
-
-    def _engine(self, part: str) -> ModelRecord:
-        values = self._diagnostics[part]
-        texts = ("role", "precision", "runtime", "device", "verified", "note", "last_fault")
-        counts = {name: self._count(part, name) for name in MODEL_COUNTS}
-        linked = values.get("linked", "true") == "true"
-        name = part.removeprefix("model ")
-        return ModelRecord(name=name, linked=linked, **{n: values.get(n, "") for n in texts}, **counts)
 
     def _start_session(self) -> None:
         self._log = RunLog({"name": self._name, "kind": "topics"}, expected=len(self._truth) if self._truth else 0)
