@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from helpers import SECOND, T0, frame, image
@@ -29,7 +30,7 @@ from vslam_features.artifacts import records
 from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.catalogue import find_entry
-from vslam_features.artifacts.store import model_path
+from vslam_features.artifacts.store import content_sha256, model_path
 from vslam_features.classical import available
 from vslam_features.config import Config, GeometryConfig
 from vslam_features.errors import (
@@ -49,6 +50,7 @@ from vslam_features.matching.verified import VerifiedMatcher
 from vslam_features.models import Models
 from vslam_features.networks.recipes import build_model
 from vslam_features.replay.scenes import make_scene
+from vslam_features.runtimes.ort import OnnxRuntime, cache_of
 from vslam_features.types import Status
 
 with_tiny = pytest.mark.usefixtures("tiny")
@@ -294,6 +296,30 @@ def test_another_file_of_the_same_name_is_another_model(gates):
     with pytest.raises(IdentityError, match=f"{second.identity.sha256[:12]}.*{first.identity.sha256[:12]}"):
         matcher().match(second.extract(two_frames()[1]), before)
     assert first.extract(two_frames()[0]).model == first.identity  # what is loaded stays what it was
+
+
+@pytest.mark.parametrize("name", ["weights.dat", "sub/w", "x" * 200])
+def test_external_weights_of_any_name_are_part_of_a_model(tmp_path, name):
+    """Files that others exported; the onnx package writes the entry which is looked for."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    path, digests, folders = tmp_path / "m.onnx", set(), set()
+    model = onnx.ModelProto()
+    model.CopyFrom(features_model())
+    weights = model.graph.initializer.add()
+    weights.CopyFrom(onnx.numpy_helper.from_array(np.zeros(300, np.float32), "unused"))
+    onnx.external_data_helper.set_external_data(weights, name)
+    weights.ClearField("raw_data")
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "neighbour.dat").write_bytes(b"of another model")
+    for value in (0, 1):
+        (tmp_path / name).write_bytes(np.full(300, value, np.float32).tobytes())
+        digests.add(content_sha256(path))
+        folders.add(cache_of(path, OnnxRuntime.Options(cache_dir="/c")).cache_dir)
+    assert len(digests) == 2, "other weights in the same graph are another model"
+    assert len(folders) == 2, "an engine of TensorRT holds the old weights"
+    before = content_sha256(path)
+    (tmp_path / "neighbour.dat").write_bytes(b"changed")
+    assert content_sha256(path) == before
 
 
 @with_tiny

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from ..errors import ConfigError, ModelMissingError
-from .cache import cache_folder, sha256_of
+from ..runtimes.content import content_sha256
+from .cache import cache_folder
 from .catalogue import find_entry
+
+__all__ = ["SUFFIXES", "content_sha256", "locate", "model_path"]
 
 SUFFIXES = (".onnx", ".xml", ".engine")
 
@@ -41,14 +43,3 @@ def locate(model: str, precision: str) -> Path:
             f"run 'vslam-features models fetch {model}{variant}'"
         )
     return path
-
-
-def content_sha256(path: Path) -> str:
-    """SHA-256 of a model: of its file, or of all where its weights lie beside it. Raises CacheError.
-
-    Beside it: OpenVINO's ``.bin``, and the external data of ONNX under the names that exporters give them.
-    """
-    beside = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
-    beside += [path.with_name(path.name + end) for end in (".data", "_data")] if path.suffix == ".onnx" else []
-    parts = [sha256_of(p) for p in (path, *beside) if p == path or p.is_file()]
-    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import logging
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import numpy as np
 from ..errors import ModelFileError, RuntimeMissingError
 from ..options import option
 from .base import Active, LoadRequest, Runtime, Session, TensorSpec, backend_failure, reason
+from .content import content_sha256
 from .hardware import cpu_name, gpu_name, usable_cpus
 from .providers import BY_DEVICE, CPU, provider_chain
 
@@ -145,11 +145,7 @@ def cache_of(path: Path, options):
     name, so that new weights in the same graph would run the old engine."""
     if not options.cache_dir:
         return options
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return replace(options, cache_dir=str(Path(options.cache_dir) / digest.hexdigest()[:16]))
+    return replace(options, cache_dir=str(Path(options.cache_dir) / content_sha256(path)[:16]))
 
 
 def _library():
