@@ -20,6 +20,7 @@ from test_replay import assert_self_contained, made_log, stable
 
 from vslam_features.artifacts.store import content_sha256, model_path
 from vslam_features.cli.demo import _models, _problems
+from vslam_features.cli.replay import _exit_code
 from vslam_features.config import Config
 from vslam_features.replay.metrics import metrics
 from vslam_features.replay.report import judge, write_report
@@ -239,3 +240,10 @@ def test_a_demo_with_lost_runs_fails_and_names_the_models():
     assert text == "xfeat + lighterglue on onnxruntime CPU; 3 runs repeated"
     assert _models(numbers_of()) == "none, all plug-ins are classical"
     assert _models(numbers_of(instead="running sift")) == "running sift"
+
+
+def test_the_replay_command_fails_where_runs_are_lost(capsys):
+    good, lost = made_log(), made_log()
+    good.engines, lost.engines = [record(errors=1, recovered=1)], [record(errors=2, lost=2, last_fault="it burns")]
+    assert _exit_code(good) == 0 and capsys.readouterr().err == ""
+    assert _exit_code(lost) == 3 and "2 runs of the models are lost: it burns" in capsys.readouterr().err

@@ -23,8 +23,8 @@ def add_parser(subparsers) -> None:
         "end.\nResults do not depend on the rate. In a folder of images every image is a keyframe and candidates are\n"
         "at least 10 images older, unless the configuration says otherwise.",
         epilog="example: vslam-features replay my_bag --image-topic /camera/infra1/image_rect_raw --out out/run1\n"
-        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages failed; 130 "
-        "interrupted\n(Ctrl-C; what was done by then is written).",
+        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages or runs of models\n"
+        "failed; 130 interrupted (Ctrl-C; what was done by then is written).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", type=Path, metavar="BAG|IMAGE_DIR", help="what to read")
@@ -160,6 +160,12 @@ def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
         ("  ambiguous, gated", f"{numbers['loops']['ambiguous']}, {numbers['loops']['gated']}"),
         ("an image takes", f"{frame['p50']:.0f} ms (p95 {frame['p95']:.0f})" if frame else "-"),
     ]
+    for e in log.engines:
+        text = f"{e.runs} runs on {e.runtime} {e.precision}"
+        text += f", {e.faults} failed: {e.recovered} made good, {e.lost} lost" if e.faults else ""
+        rows.append((f"  {e.name}", text))
+    if log.instead:
+        rows.append(("instead", log.instead))
     truth = numbers.get("loop_truth")
     if truth and truth["queries"]:
         rows.append(("recall@1, @5", f"{truth['recall_at_1']:.3f}, {truth['recall_at_5']:.3f} of {truth['queries']}"))
@@ -190,6 +196,10 @@ def _exit_code(log) -> int:
     if log.incomplete:
         print(f"error: the input was not read whole: {log.incomplete}", file=sys.stderr)
         return 1
+    if lost := sum(e.lost for e in log.engines):
+        last = next(e.last_fault for e in log.engines if e.lost)
+        print(f"error: {many(lost, 'run')} of the models {'is' if lost == 1 else 'are'} lost: {last}", file=sys.stderr)
+        return 3
     if log.fault_counts:
         total = many(sum(log.fault_counts.values()), "fault")
         print(f"error: {total} in {', '.join(log.fault_counts)}; what they concern is lost", file=sys.stderr)
