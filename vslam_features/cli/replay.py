@@ -23,7 +23,7 @@ def add_parser(subparsers) -> None:
         "end.\nResults do not depend on the rate. In a folder of images every image is a keyframe and candidates are\n"
         "at least 10 images older, unless the configuration says otherwise.",
         epilog="example: vslam-features replay my_bag --image-topic /camera/infra1/image_rect_raw --out out/run1\n"
-        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages or runs of models\n"
+        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages or models\n"
         "failed; 130 interrupted (Ctrl-C; what was done by then is written).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
