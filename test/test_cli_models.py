@@ -31,6 +31,7 @@ from vslam_features import config as config_module
 from vslam_features.artifacts import records
 from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
+from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import model_path
 from vslam_features.cli import doctor, model_checks
@@ -342,6 +343,34 @@ def test_inputs_that_are_none(make, tmp_path, capsys):
     make(path)
     code, out, err = said(capsys, "models", "verify", "tiny-global", "--inputs", path)
     assert code == 1 and "Traceback" not in err and ("inputs" in err or "expected ['image']" in out)
+
+
+def incident(folder, role: str, name: str, fault: str, inputs: dict):
+    """An incident file of a model."""
+    return Incidents(folder, interval_s=0).save(role, name, "ab" * 32, "fake 1", fault, inputs, None)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_incidents_of_other_models_are_left_out(tmp_path, capsys):
+    picture = {"image": image(32, 32).astype(np.float32)[None, None] / 255}
+    folder = tmp_path / "incidents"
+    for _ in range(2):
+        incident(folder, "matcher", "tiny-matcher", "no match", {"keypoints0": np.zeros((3, 2), np.float32)})
+    incident(folder, "features", "tiny-global", "of the same name", picture)
+    code, _, err = said(capsys, "models", "verify", "tiny-global", "--inputs", folder)
+    assert code == 1 and "no incident is of tiny-global (global)" in err
+    assert "tiny-global (features): 1, tiny-matcher (matcher): 2" in err and "Traceback" not in err
+    mine = incident(folder, "global", "tiny-global", "NaN in 'descriptor'", picture)
+    code, out, _ = said(capsys, "models", "verify", "tiny-global", "--inputs", folder, "--json")
+    report = json.loads(out)
+    assert code == 0 and [pair["name"] for pair in report["pairs"]] == [mine.stem]
+    assert report["recorded"] == [
+        f"recorded in {mine.name}: tiny-global on fake 1: NaN in 'descriptor'",
+        "left out, incidents of other models: tiny-global (features): 1, tiny-matcher (matcher): 2",
+    ]
+    np.savez(folder / "plain.npz", **picture)
+    code, out, _ = said(capsys, "models", "verify", "tiny-global", "--inputs", folder, "--json")
+    assert code == 0 and [pair["name"] for pair in json.loads(out)["pairs"]] == [mine.stem, "plain"]
 
 
 @pytest.mark.slow

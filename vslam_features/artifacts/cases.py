@@ -93,10 +93,15 @@ def saved_cases(paths: Sequence[Path]) -> list[Case]:
     Raises:
         DataError: a file cannot be read, naming it; or there is none.
     """
+    return [Case(f.stem, (incidents.load_inputs(f),)) for f in saved_files(paths)]
+
+
+def saved_files(paths: Sequence[Path]) -> list[Path]:
+    """The ``.npz`` files that are named, and those in folders by their names. Raises DataError where there is none."""
     files = [f for path in map(Path, paths) for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
     if not files:
         raise DataError(f"--inputs: no .npz files in {[str(p) for p in paths]}")
-    return [Case(f.stem, (incidents.load_inputs(f),)) for f in files]
+    return files
 
 
 def _image_files(path: Path) -> list[Path]:

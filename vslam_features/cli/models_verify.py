@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from ..config import Config
-from ..errors import DataError, ModelError
+from ..errors import DataError
 from .common import add_config_arguments, load_config
 
 HELP = "compare a model with its reference, pair by pair; the exit code is 1 where it fails"
@@ -21,7 +22,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--reference", default="", metavar="REF", help="model to compare with (default: what ships)")
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE|DIR", help="pictures of yours, too")
     parser.add_argument("--inputs", nargs="+", type=Path, default=[], metavar="NPZ|DIR",
-                        help="saved inputs, such as incidents, instead of the pairs that ship")  # fmt: skip
+                        help="saved inputs, such as its incidents, instead of the pairs that ship")  # fmt: skip
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="variant (default: runtime.precision)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_arguments(parser)
@@ -34,8 +35,8 @@ def run(args) -> int:
     config, _ = load_config(args)
     if args.precision:
         config = config.with_values(runtime__precision=args.precision)
-    notes = _recorded(args.inputs)
-    report = verify(args.model, config, args.reference, args.images, args.inputs)
+    inputs, notes = _saved(args.inputs, args.model, config) if args.inputs else ([], [])
+    report = verify(args.model, config, args.reference, args.images, inputs)
     if args.json:
         print(json.dumps({**report.to_dict(), "recorded": notes}, allow_nan=False))
     else:
@@ -87,16 +88,34 @@ def _extractor(model: str, config: Config, models):
     return extract
 
 
-def _recorded(paths: list[Path]) -> list[str]:
-    """What incident files say of the fault when it happened."""
-    from ..artifacts import incidents
+def _saved(paths: list[Path], model: str, config: Config) -> tuple[list[Path], list[str]]:
+    """The saved inputs of a model, and lines: what incidents say of their fault, and how many are of other models.
 
-    files = [f for path in paths for f in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
-    lines = []
-    for file in files:
+    Raises DataError where all are incidents of others.
+    """
+    from ..artifacts import incidents
+    from ..artifacts.card import read_card
+    from ..artifacts.cases import saved_files
+    from ..artifacts.store import locate
+
+    card = read_card(locate(model, config.runtime.precision))
+    files, lines, others = [], [], Counter()
+    for file in saved_files(paths):
         try:
             found = incidents.load(file)
-        except (DataError, ModelError):  # plain inputs without a story
+        except DataError:  # plain inputs, or damaged: the comparison tells
+            files.append(file)
             continue
-        lines.append(f"recorded in {file.name}: {found.name} on {found.runtime}: {found.fault}")
-    return lines
+        if (found.role, found.name) == (card.role, card.name):
+            files.append(file)
+            lines.append(f"recorded in {file.name}: {found.name} on {found.runtime}: {found.fault}")
+        else:
+            others[f"{found.name} ({found.role})"] += 1
+    text = ", ".join(f"{name}: {count}" for name, count in sorted(others.items()))
+    if not files:
+        raise DataError(
+            f"--inputs: no incident is of {card.name} ({card.role}), there are some of {text}; verify those"
+        )
+    if others:
+        lines.append(f"left out, incidents of other models: {text}")
+    return files, lines
