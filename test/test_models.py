@@ -1,5 +1,6 @@
 """Opening models: which file, which record, what is refused, what runs where files are missing."""
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -373,6 +374,40 @@ def test_a_record_of_another_version_or_device_does_not_count(field, value, gate
             file.write_text(json.dumps({**values, field: value}))
     opened("global")
     assert gates == ["tiny-global fp32"]
+
+
+@with_tiny
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": {"keypoints0": "keypoints1", "keypoints1": "keypoints0"}},
+        {"outputs": {"matches0": "mscores0", "mscores0": "matches0"}},
+        {"preprocessing": {"channels": "grey"}},
+    ],
+)
+def test_a_record_holds_for_the_card_that_was_judged(change, gates):
+    """A sidecar that binds tensors otherwise makes another function of the same file."""
+    path = model_path("tiny-matcher", "fp32")
+    opened("matcher")
+    assert not gates
+    sidecar_path(path).write_text(yaml.safe_dump({**read_card(path).to_dict(), **change}))
+    with contextlib.suppress(ParityError):
+        opened("matcher")
+    assert gates == ["tiny-matcher fp32"]
+    sidecar_path(path).unlink()
+    opened("matcher")
+    assert len(gates) == 1, "the record of the first card is still there"
+
+
+@with_tiny
+def test_records_of_an_older_schema_count_as_missing_without_a_complaint(gates, caplog):
+    for file in cache_folder("records").iterdir():
+        values = json.loads(file.read_text())
+        file.write_text(json.dumps({n: v for n, v in values.items() if n != "card"} | {"schema": 1}))
+    sha256 = sha256_of(model_path("tiny-global", "fp32"))
+    assert records.records_of(sha256) == [] and not caplog.records
+    opened("global")
+    assert gates == ["tiny-global fp32"] and len(records.records_of(sha256)) == 1
 
 
 @with_tiny

@@ -24,7 +24,7 @@ from .gate import GATE_VERSION, ParityReport
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2  # 1: without the cards
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Record:
         sha256: of the model file. source_sha256: of its weights, by its card.
         runtime, version, provider, device: of the session. precision: that was judged.
         gate: version of the gate and of the golden outputs.
-        reference: ``golden``, ``self`` or the sha256 of the reference's file.
+        card: ``card_id`` of the card that was judged.
+        reference: ``golden``, ``self`` or the sha256 of the reference's file; ``reference_card``: ``card_id`` of its
+            card where it is a file.
         reasons: why it failed. figures: tensor -> relative RMS, max error, cosine.
         time: UTC, ISO 8601. made_with: version of vslam_features.
     """
@@ -50,7 +52,9 @@ class Record:
     device: str
     precision: str
     gate: str
+    card: str
     reference: str
+    reference_card: str
     passed: bool
     reasons: tuple[str, ...]
     figures: dict[str, dict[str, float]]
@@ -96,17 +100,20 @@ def save(
     card: ModelCard,
     active: Active,
     reference: str = "",
+    reference_card: ModelCard | None = None,
     folder: Path | None = None,
 ) -> Record:
     """Keep what the gate found; one that cannot be written is logged, for the gate has run all the same.
 
     Args:
-        reference: sha256 of the reference's file, or ``self``; empty for golden outputs.
+        reference: sha256 of the reference's file, or ``self``; empty for golden outputs. ``reference_card``: of it.
     """
+    golden_outputs = report.reference == "golden"
     key = _key(sha256, card, active, report.precision)
     record = Record(
         **key, source_sha256=card.source_sha256, role=card.role, name=card.name,
-        reference="golden" if report.reference == "golden" else reference or "session",
+        reference="golden" if golden_outputs else reference or "session",
+        reference_card="" if golden_outputs or reference_card is None else card_id(reference_card),
         passed=report.passed, reasons=report.reasons,
         figures={t["name"]: {k: t[k] for k in ("rms", "max_error", "cosine")} for t in report.to_dict()["tensors"]},
         pairs=len(report.rows), seconds=round(report.seconds, 3),
@@ -134,6 +141,21 @@ def links(sha256: str, source_sha256: str, folder: Path | None = None) -> bool:
     return any(r.passed and r.source_sha256 == source_sha256 for r in records_of(sha256, folder))
 
 
+def find_on_cpu(sha256: str, card: ModelCard, folder: Path | None = None) -> Record | None:
+    """A passing record of a model file on any runtime's CPU, by this gate and card; None where there is none."""
+    key = {"card": card_id(card), "gate": gate_id(card)}
+    for r in records_of(sha256, folder):
+        if r.passed and r.device.partition(" ")[0] == "cpu" and {name: getattr(r, name) for name in key} == key:
+            return r
+    return None
+
+
+def card_id(card: ModelCard) -> str:
+    """Digest of what a card says of how a file is run: other bindings make another function of the same file."""
+    values = [card.role, card.inputs, card.outputs, card.preprocessing.id]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def gate_id(card: ModelCard) -> str:
     """Version of the gate and of what it compares a model with."""
     try:
@@ -147,11 +169,12 @@ def _key(sha256: str, card: ModelCard, active: Active, precision: str) -> dict[s
     return {
         "sha256": sha256, "runtime": active.runtime, "version": active.version, "provider": active.provider,
         "device": active.device, "precision": precision, "gate": gate_id(card),
+        "card": card_id(card),
     }  # fmt: skip
 
 
 def _key_of(record: Record) -> dict[str, str]:
-    names = ("sha256", "runtime", "version", "provider", "device", "precision", "gate")
+    names = ("sha256", "runtime", "version", "provider", "device", "precision", "gate", "card")
     return {name: getattr(record, name) for name in names}
 
 
@@ -167,6 +190,8 @@ def _folder(folder: Path | None) -> Path:
 def _read(path: Path) -> Record | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict) and type(schema := values.get("schema")) is int and schema < SCHEMA:
+            return None  # of an older version, which said less
         return _record(values)
     except FileNotFoundError:
         return None
