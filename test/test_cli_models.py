@@ -38,6 +38,7 @@ from vslam_features.cli import doctor, model_checks
 from vslam_features.cli import models as models_cli
 from vslam_features.models import Models
 from vslam_features.networks import recipes
+from vslam_features.runtimes import hardware
 
 NAMES = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
 
@@ -484,12 +485,52 @@ def test_doctor_fails_on_a_model_that_fails_where_it_is_to_run(defaults, caplog)
     assert "failed on onnxruntime: pair 3: no match" in found[1] and "models verify tiny-matcher" in found[2]
 
 
+def change_records(keep=lambda values: True, **changes) -> None:
+    """Change the records of the tiny matcher that ``keep`` picks."""
+    for file in cache_folder("records").iterdir():
+        values = json.loads(file.read_text())
+        if values["name"] == "tiny-matcher" and keep(values):
+            file.write_text(json.dumps({**values, **changes}))
+
+
 def test_doctor_takes_the_newest_record_of_a_runtime(defaults):
-    """That of the version before the upgrade failed."""
+    """An older one failed, under another precision."""
     file = next(f for f in cache_folder("records").iterdir() if json.loads(f.read_text())["runtime"] == "onnxruntime")
     values = json.loads(file.read_text())
-    old = {"version": "1.0", "passed": False, "reasons": ["old"], "time": "2020-01-01T00:00:00Z"}
+    old = {"passed": False, "reasons": ["old"], "time": "2020-01-01T00:00:00Z"}
     shutil.copy(file, file.with_name(file.name[:17] + "0123456789abcdef.json"))
     file.with_name(file.name[:17] + "0123456789abcdef.json").write_text(json.dumps({**values, **old}))
     assert len(records.records_of(values["sha256"])) == 3
     assert [s for s, *_ in states().values()] == ["OK"] * 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": "1.0"}, {"device": "cpu Another Processor"}, {"device": "cuda:0 Another GPU"}, {"gate": "0-session"}],
+    ids=lambda changes: str(*changes),
+)
+def test_records_of_another_version_device_or_gate_say_nothing_of_this_machine(changes, defaults):
+    change_records(**changes, passed=False, reasons=["old"])
+    state, text, fix = states()["matcher"]
+    assert state == "WARN" and "not with what is installed here" in text
+    assert fix == "verified again at the next start, or: vslam-features models verify tiny-matcher"
+    assert all(str(value) in text for name, value in changes.items() if name != "gate")
+    assert states()["features"][0] == "OK"
+
+
+def test_a_failure_on_a_device_that_is_not_the_configured_one_is_no_reason(defaults, monkeypatch):
+    monkeypatch.setattr(hardware, "gpu_name", lambda: "Some GPU")
+    file = next(
+        f for f in cache_folder("records").iterdir()
+        if (v := json.loads(f.read_text()))["name"] == "tiny-matcher" and v["runtime"] == "onnxruntime"
+    )  # fmt: skip
+    failed = {"device": "cuda:0 Some GPU", "passed": False, "reasons": ["NaN"], "time": "2999-01-01T00:00:00Z"}
+    other = file.with_name(file.name[:17] + "0123456789abcdef.json")
+    other.write_text(json.dumps({**json.loads(file.read_text()), **failed}))
+    assert states()["matcher"][0] == "OK"
+
+
+def test_a_runtime_that_was_verified_here_counts_beside_one_that_was_not(defaults):
+    change_records(lambda values: values["runtime"] == "onnxruntime", version="1.0")
+    state, text, _ = states()["matcher"]
+    assert state == "OK" and text.endswith("verified on fake(onnxruntime)")

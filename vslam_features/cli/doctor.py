@@ -144,7 +144,7 @@ def _shared_memory() -> Iterator[Check]:
 def _codebooks() -> Iterator[Check]:
     from ..retrieval.vlad import load_codebook
 
-    sizes = [f"{name} {load_codebook(name)[0].shape[0]} words" for name in ("sift", "orb", "xfeat")]
+    sizes = [f"{name} {load_codebook(name)[0].shape[0]} words" for name in ("sift", "orb", "xfeat", "aliked-n16")]
     yield Check(OK, "codebooks", ", ".join(sizes))
 
 

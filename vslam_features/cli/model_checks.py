@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
+from functools import cache
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from ..errors import ModelError
@@ -42,7 +43,7 @@ def check_runtimes() -> Iterator[Check]:
 def check_models() -> Iterator[Check]:
     """The models of the default configuration: whether they are here, and what their parity records say."""
     from ..artifacts.card import read_card
-    from ..artifacts.records import records_of
+    from ..artifacts.records import gate_id, records_of
     from ..artifacts.store import content_sha256, locate
     from ..config import Config
     from ..errors import ModelMissingError
@@ -59,14 +60,45 @@ def check_models() -> Iterator[Check]:
         except ModelError as error:
             yield Check(FAIL, "model", str(error), f"vslam-features models fetch {name} --force")
             continue
-        # Of each runtime the newest counts: those of older versions say nothing of what is installed.
-        newest = {r.runtime: r for r in sorted(records_of(sha256), key=lambda r: r.time)}
-        used, passed = newest.get(config.runtime.name), [name for name, r in newest.items() if r.passed]
+        kept, gate = records_of(sha256), gate_id(card)
+        # Of each runtime and device the newest counts. A session asks for the record of its library, device and gate.
+        valid = (
+            r for r in kept if r.gate == gate and _of_this_machine(r.device) and r.version == _installed(r.runtime)
+        )
+        newest = {(r.runtime, r.device.partition(" ")[0]): r for r in sorted(valid, key=lambda r: r.time)}
+        used = newest.get((config.runtime.name, config.runtime.device))
+        passed = sorted({r.runtime for r in newest.values() if r.passed})
         text = f"{card.name} {card.precision}, {path.stat().st_size / 1e6:.1f} MB"
         if used and not used.passed:
             text += f"; failed on {used.runtime}: {'; '.join(used.reasons[:2])}"
             yield Check(FAIL, "model", text, f"vslam-features models verify {name}; then choose another runtime")
-        elif not passed:
-            yield Check(OK, "model", f"{text}; verified at its first use")
+        elif passed:
+            yield Check(OK, "model", f"{text}; verified on {', '.join(passed)}")
+        elif kept and not newest:
+            last = max(kept, key=lambda r: r.time)
+            text += f"; last compared on {last.runtime} {last.version}, {last.device}, not with what is installed here"
+            yield Check(
+                WARN, "model", text, f"verified again at the next start, or: vslam-features models verify {name}"
+            )
         else:
-            yield Check(OK, "model", f"{text}; verified on {', '.join(sorted(passed))}")
+            yield Check(OK, "model", f"{text}; verified at its first use")
+
+
+def _of_this_machine(device: str) -> bool:
+    """Whether a record's device can be this machine's; of accelerators other than CUDA's nothing is known here."""
+    from ..runtimes.hardware import cpu_name, gpu_name
+
+    kind, _, hardware = device.partition(" ")
+    if kind == "cpu":
+        return hardware == cpu_name()
+    return hardware == gpu_name() if kind.startswith("cuda") else True
+
+
+@cache
+def _installed(runtime: str) -> str:
+    """Version of a runtime's library in the words of its records; empty where there is none."""
+    library = runtime.removeprefix("fake(").removesuffix(")")
+    if library not in ("onnxruntime", "openvino") or find_spec(library) is None:
+        return ""
+    version = import_module(library).__version__
+    return version.split("-")[0] if library == "openvino" else version  # its build number follows
