@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 import pytest
 import spox.opset.ai.onnx.v18 as op
-from spox import Tensor, Var, argument, build
+from spox import Tensor, Var, argument
+from spox import build as spox_build
 
 from vslam_features.artifacts.cache import cache_root, place
 from vslam_features.artifacts.card import METADATA_KEY, ModelCard, identity, read_card
@@ -177,6 +178,13 @@ def global_model() -> onnx.ModelProto:
     image = argument(Tensor(np.float32, (1, 1, 32, 32)))
     small = op.reshape(op.average_pool(image, kernel_shape=[4, 4], strides=[4, 4]), _i64(-1))
     return build({"image": image}, {"descriptor": _normalised(op.sub(small, op.reduce_mean(small)), 0)})
+
+
+def build(inputs: dict[str, Var], outputs: dict[str, Var]) -> onnx.ModelProto:
+    """The ONNX model, of the version of its format that belongs to opset 18: runtimes of 2023 read it."""
+    model = spox_build(inputs, outputs)
+    model.ir_version = 8
+    return model
 
 
 def _filtered(grey: Var, kernel: np.ndarray) -> Var:

@@ -10,12 +10,12 @@ import time
 import types
 import weakref
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,11 @@ from vslam_features.runtimes.ov import OpenVino
 from vslam_features.runtimes.providers import provider_chain
 
 ONE = LoadRequest(threads=1)
-REAL = pytest.mark.parametrize("runtime", [OnnxRuntime, OpenVino], ids=["onnxruntime", "openvino"])
+NEEDS_OPENVINO = pytest.mark.skipif(find_spec("openvino") is None, reason="needs openvino: its wheels are optional")
+REAL = pytest.mark.parametrize(
+    "runtime",
+    [pytest.param(OnnxRuntime, id="onnxruntime"), pytest.param(OpenVino, id="openvino", marks=NEEDS_OPENVINO)],
+)
 F32, F16, I64, BOOL, U8 = (
     TensorProto.FLOAT,
     TensorProto.FLOAT16,
@@ -60,6 +64,12 @@ def save(path: Path, nodes, inputs, outputs, constants=()) -> Path:
     onnx.checker.check_model(model)
     onnx.save(model, path)
     return path
+
+
+@pytest.fixture
+def openvino():
+    """The library, which is optional."""
+    return pytest.importorskip("openvino", reason="needs openvino: its wheels are optional")
 
 
 @pytest.fixture(scope="module")
@@ -269,16 +279,16 @@ def test_failures_of_the_library_are_typed_and_the_session_goes_on(runtime, coun
     assert (out["y"] == 2).all()
 
 
-def test_types_that_no_array_holds_are_refused(folder):
+@REAL
+def test_types_that_no_array_holds_are_refused(runtime, folder):
     path = save(
         folder / "text.onnx",
         [("Identity", ["t"], ["u"])],
         {"t": (TensorProto.STRING, ["N"])},
         {"u": (TensorProto.STRING, ["N"])},
     )
-    for runtime in (OnnxRuntime, OpenVino):
-        with pytest.raises(ModelFileError, match="'t'|string"):
-            runtime().load(path, ONE)
+    with pytest.raises(ModelFileError, match="'t'|string"):
+        runtime().load(path, ONE)
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -289,6 +299,9 @@ def test_what_a_session_runs_on(scale):
     assert (active.runtime, active.version) == ("onnxruntime", onnxruntime.__version__)
     assert active.provider == "CPUExecutionProvider" and active.note == ""
     assert active.device == f"cpu {hardware.cpu_name()}"
+
+
+def test_what_a_session_of_openvino_runs_on(openvino, scale):
     active = OpenVino().load(scale, ONE).active
     assert active.runtime == "openvino" and active.provider == "CPU f32" and active.note == ""
     assert openvino.__version__.startswith(active.version) and active.device == f"cpu {hardware.cpu_name()}"
@@ -410,7 +423,7 @@ def test_settings_of_cuda_and_tensorrt():
         provider_chain("tensorrt", replace(plain, trt_max_shapes="a:1x2x3"))
 
 
-def test_openvino_without_a_gpu(scale):
+def test_openvino_without_a_gpu(openvino, scale):
     if any(d.startswith("GPU") for d in openvino.Core().available_devices):
         pytest.skip("openvino has a GPU here")
     with pytest.raises(RuntimeMissingError, match="'gpu'.*this machine has CPU"):
@@ -422,7 +435,7 @@ def test_openvino_without_a_gpu(scale):
     assert automatic.provider == "CPU f32" and automatic.note == ""
 
 
-def test_openvinos_precision_is_the_one_it_compiled_for(scale, monkeypatch):
+def test_openvinos_precision_is_the_one_it_compiled_for(openvino, scale, monkeypatch):
     seen = []
     compile_model = openvino.Core.compile_model
 
@@ -444,11 +457,13 @@ def test_openvinos_precision_is_the_one_it_compiled_for(scale, monkeypatch):
             assert ("computes in" in active.note) == (actual != openvino.Type.bf16)
 
 
+@NEEDS_OPENVINO
 def test_openvino_says_that_it_optimises_all_the_same(scale):
     session = OpenVino().load(scale, LoadRequest(threads=1, optimise=False))
     assert "optimisation" in session.active.note and session.run(scaled())["sum"] == 42
 
 
+@NEEDS_OPENVINO
 def test_openvino_computes_in_float32(folder):
     """2049 products with 1 + 2^-12, which bf16 (8 bits) and f16 (11) round to 1; exact in float32 by powers of two."""
     path = save(
@@ -582,7 +597,7 @@ def test_a_librarys_message_in_one_line():
     assert reason(damaged) == "bad name \ufffd in graph"
 
 
-def test_openvino_needs_a_name_for_each_tensor(tmp_path):
+def test_openvino_needs_a_name_for_each_tensor(openvino, tmp_path):
     x = openvino.opset13.parameter([-1], np.float32, name="x")
     x.output(0).set_names({"x"})
     y = openvino.opset13.negative(x)
@@ -593,7 +608,7 @@ def test_openvino_needs_a_name_for_each_tensor(tmp_path):
         OpenVino().load(tmp_path / "twins.xml", ONE)
 
 
-def test_openvino_reads_its_own_format(scale, tmp_path):
+def test_openvino_reads_its_own_format(openvino, scale, tmp_path):
     openvino.save_model(openvino.Core().read_model(str(scale)), str(tmp_path / "scale.xml"), compress_to_fp16=False)
     session = OpenVino().load(tmp_path / "scale.xml", ONE)
     assert list(session.outputs) == ["y", "size", "larger", "sum"] and session.run(scaled())["sum"] == 42
@@ -683,7 +698,7 @@ print(rss() - before, max(times) / np.median(times))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["onnxruntime", pytest.param("openvino", marks=NEEDS_OPENVINO)])
 def test_memory_is_flat_over_300_pairs_of_any_size(name, folder):
     """In a process of its own: no shape of an earlier call costs memory for good, none takes long at first."""
     path = attention(folder / f"memory_{name}.onnx", dim=256, layers=6)
@@ -783,6 +798,7 @@ def test_faults_of_one_model_only(scale, matcher):
     assert outcome(runtime.load(scale, ONE), scaled()) == "ok"
 
 
+@NEEDS_OPENVINO
 def test_fakes_of_other_runtimes_check_inputs_as_well(scale):
     session = fake(inner="openvino", delay_ms=30.0).load(scale, ONE)
     assert session.active.runtime == "fake(openvino)"
