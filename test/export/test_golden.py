@@ -21,6 +21,8 @@ from vslam_features.networks.recipes import RECIPES  # noqa: E402
 from vslam_features.networks.weights import read_tensors  # noqa: E402
 from vslam_features.runtimes.base import LoadRequest  # noqa: E402
 
+MATCHERS = [name for name, model in make_golden.MODELS.items() if model[0] == "matcher"]
+
 
 @pytest.fixture(scope="module", params=list(make_golden.MODELS))
 def upstream(request):
@@ -52,10 +54,9 @@ def test_upstream_gives_the_golden_outputs(upstream):
         assert all(figures.rms < limits.get(name, 2e-5) for name, figures in row.comparison.tensors.items())
 
 
+@pytest.mark.parametrize("upstream", MATCHERS, indirect=True)
 def test_matches_are_plenty_where_the_places_are_the_same(upstream):
     card, _ = upstream
-    if card.role != "matcher":
-        return
     for case in cases.shipped_cases(card):
         (outputs,) = case.expected
         matches = ((outputs["matches0"] >= 0) & (outputs["mscores0"] > 0.1)).sum()
