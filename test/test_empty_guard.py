@@ -5,10 +5,10 @@ import dataclasses
 import cv2
 import numpy as np
 import pytest
-from helpers import T0, features, image, keyframe, matches, unit
+from helpers import T0, features, frame, image, keyframe, matches, unit
 
 from vslam_features.config import ModelsConfig
-from vslam_features.empty_guard import EmptyGuard, alike
+from vslam_features.empty_guard import EmptyGuard, KeypointGuard, alike
 from vslam_features.images import read_image, thumbnail
 from vslam_features.replay.scenes import make_scene
 from vslam_features.types import Matches, Status
@@ -94,6 +94,53 @@ def test_a_scene_cut_is_not_in_doubt():
 
 def test_images_of_another_size_are_not_in_doubt():
     assert asked(EmptyGuard(ModelsConfig()), [image(120, 160), image(160, 120), image(90, 160)]) == []
+
+
+# -- images without keypoints -------------------------------------------------------------------
+
+
+def found(count: int):
+    return features(unit(np.random.default_rng(0), count))
+
+
+def asked_of(guard: KeypointGuard, counts, picture=None, agreed=True, mask=None) -> list[int]:
+    """Numbers of the images whose number of keypoints was in doubt."""
+    out = []
+    for i, count in enumerate(counts):
+        if guard.doubt(frame(picture, mask=mask), found(count)):
+            out.append(i)
+            guard.answered(agreed)
+    return out
+
+
+def test_no_keypoint_in_an_image_with_texture_is_in_doubt():
+    guard = KeypointGuard(ModelsConfig())
+    assert asked_of(guard, [0, 0, 1, 0, 200, 0], agreed=False) == [0, 1, 3, 5]
+    assert "no keypoint in an image with texture (contrast " in guard.doubt(frame(), found(0))
+
+
+@pytest.mark.parametrize("picture", [WALL, np.zeros((120, 160), np.uint8), np.full((1, 1), 9, np.uint8)], ids=range(3))
+def test_a_blank_image_is_not_in_doubt(picture):
+    assert asked_of(KeypointGuard(ModelsConfig()), [0] * 4, picture) == []
+
+
+def test_texture_counts_where_keypoints_are_allowed():
+    half = np.hstack([image(120, 80), np.full((120, 80), 128, np.uint8)])
+    left = np.arange(160)[None].repeat(120, 0) < 78
+    assert asked_of(KeypointGuard(ModelsConfig()), [0], half, mask=left) == [0]
+    assert asked_of(KeypointGuard(ModelsConfig()), [0], half, mask=np.arange(160)[None].repeat(120, 0) > 90) == []
+    assert asked_of(KeypointGuard(ModelsConfig()), [0], half, mask=np.zeros((120, 160), bool)) == []
+
+
+def test_it_is_asked_half_as_often_each_time_until_there_are_keypoints():
+    guard = KeypointGuard(ModelsConfig())
+    assert asked_of(guard, [0] * 40) == [0, 2, 6, 14, 30]
+    assert asked_of(guard, [5, 0, 0, 0]) == [1, 3]
+
+
+def test_a_streak_of_images_as_long_as_configured_or_never():
+    assert asked_of(KeypointGuard(ModelsConfig(zero_matches=3)), [0, 0, 9, 0, 0, 0, 0], agreed=False) == [5, 6]
+    assert asked_of(KeypointGuard(ModelsConfig(zero_matches=0)), [0] * 5) == []
 
 
 # -- likeness ----------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """A learned model at work in the front-end, with faults on demand: what is recovered, lost, counted and kept."""
 
+import dataclasses
 import json
 import queue
 import threading
 from functools import cache
 
+import cv2
 import numpy as np
 import pytest
 from helpers import SECOND, T0, frame, image
 from model_helpers import (
+    TINY,
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
     command,
@@ -25,6 +28,7 @@ from test_frontend import digest
 from vslam_features.artifacts import incidents
 from vslam_features.artifacts.cache import cache_folder
 from vslam_features.artifacts.store import model_path
+from vslam_features.config import Config
 from vslam_features.errors import BackendError, DataError, ModelFileError, NonFiniteError
 from vslam_features.frontend import FrontEnd
 from vslam_features.replay.scenes import make_scene
@@ -122,11 +126,15 @@ def test_nan_in_all_runs_makes_one_incident_and_few_lines(caplog):
     assert [int(line.split("fault ")[1].split(":")[0]) for line in lines] == [1, 2, 4, 8]
 
 
-def test_nan_in_features_is_recovered_with_the_same_features():
+def test_nan_in_features_is_recovered_with_the_same_features_and_told():
+    """The pair of the keyframe says so, and none of those after it."""
     honest = run(FrontEnd(tiny_config()))
     front_end = faulty("features", nan_calls="4")
     results = run(front_end)
-    assert statuses(results) == [Status.OK] * 8
+    assert statuses(results) == [Status.OK] * 2 + [Status.FAULT_RECOVERED] + [Status.OK] * 5
+    details = [t.pairs[0].matches.detail for t, _ in results[1:]]
+    assert "features computed by the fallback" in details[2] and "not finite" in details[2]
+    assert not any(details[:2] + details[3:])
     for (a, _), (b, _) in zip(honest, results):
         assert np.array_equal(a.features.keypoints, b.features.keypoints) and a.features.model == b.features.model
     assert health(front_end, "features").counts.recovered == 1 and len(kept()) == 1
@@ -262,6 +270,84 @@ def test_images_of_changing_size_do_not_trip_the_guard():
     front_end = faulty(zero_calls="all")
     results = run(front_end, [frame(p.copy(), T0 + i * SECOND) for i, p in enumerate(pictures)])
     assert statuses(results) == [Status.NO_MATCHES] * 3 and health(front_end).fallback == "ready"
+
+
+# -- no keypoints ------------------------------------------------------------------------------
+
+
+def still(count: int):
+    """The same view again and again, without a word of where it is."""
+    picture = scene()[0].image
+    return [frame(picture, T0 + i * SECOND) for i in range(count)]
+
+
+@pytest.mark.parametrize("matcher", ["lighterglue", "nearest"])
+def test_features_that_find_nothing_in_an_image_with_texture_are_recovered(matcher):
+    """Whatever matches them."""
+
+    def front_end_of(fault: str) -> FrontEnd:
+        fake = {"runtime.name": "fake", "runtime.options.only": "tiny-features", "runtime.options.zero_calls": fault}
+        values = {n: v for n, v in TINY.items() if matcher == "lighterglue" or n != "matcher.options.model"}
+        return FrontEnd(Config.from_flat({**values, **fake, "matcher.name": matcher}))
+
+    honest, front_end = run(front_end_of("")), front_end_of("3-100")
+    results = run(front_end)
+    assert statuses(results) == [Status.OK] + [Status.FAULT_RECOVERED] * 7
+    for (a, _), (b, _) in zip(honest, results):
+        assert np.array_equal(a.keyframe.features.keypoints, b.keyframe.features.keypoints)
+        assert np.abs(a.keyframe.features.descriptors - b.keyframe.features.descriptors).max() < 1e-5
+    detail = results[2][0].pairs[0].matches.detail
+    assert "features computed by the fallback after: no keypoint in an image with texture" in detail
+    counts = health(front_end, "features").counts
+    assert (counts.runs, counts.empty, counts.recovered, counts.lost, counts.incidents) == (9, 7, 7, 0, 1)
+    (file,) = kept()
+    saved = incidents.load(file)
+    assert saved.role == "features" and saved.inputs["image"].shape[2:] == (240, 320)
+    assert not any(t.faults or c.faults for t, c in results)
+
+
+def test_a_keypoint_fault_in_one_frame_is_told_of_one_pair():
+    front_end = faulty("features", zero_calls="4")
+    assert statuses(run(front_end)) == [Status.OK] * 2 + [Status.FAULT_RECOVERED] + [Status.OK] * 5
+
+
+def test_frames_that_are_no_keyframes_are_guarded_as_well():
+    front_end = faulty("features", zero_calls="2-4", keyframes__every=10)
+    results = [front_end.track(f) for f in still(6)]
+    assert [bool(t.features.recovered) for t in results] == [False, True, True, True, False, False]
+    assert min(len(t.features) for t in results) > 100
+    assert health(front_end, "features").counts.empty == 3
+
+
+@pytest.mark.parametrize("zero_matches, found", [(3, [1, 0, 0, 1, 1, 1]), (0, [1, 0, 0, 0, 0, 0])])
+def test_the_guard_of_keypoints_waits_for_a_streak_or_is_off(zero_matches, found):
+    front_end = faulty("features", zero_calls="2-100", models__zero_matches=zero_matches)
+    assert [len(t.features) > 0 for t, _ in run(front_end, still(6))] == [bool(i) for i in found]
+
+
+def test_without_a_fallback_nothing_is_claimed_of_an_image_without_keypoints():
+    front_end = faulty("features", zero_calls="4", runtime__fallback="none")
+    assert statuses(run(front_end))[2:4] == [Status.NO_KEYPOINTS] * 2
+    assert health(front_end, "features").counts.faults == 0 and not kept()
+
+
+def test_where_the_fallback_finds_no_keypoint_either_it_is_asked_less_and_less():
+    """A soft gradient: contrast, and nothing to hold on to."""
+    wall = np.tile(np.linspace(80, 150, 320).astype(np.uint8), (240, 1))
+    wall = np.ascontiguousarray(cv2.GaussianBlur(wall, (0, 0), 6.0))
+    front_end = FrontEnd(tiny_config())
+    results = run(front_end, [frame(wall, T0 + i * SECOND) for i in range(18)])
+    assert statuses(results) == [Status.NO_KEYPOINTS] * 17
+    counts = health(front_end, "features").counts
+    assert (counts.runs, counts.empty_agreed, counts.faults) == (18, 4, 0) and not kept()  # of images 0, 2, 6 and 14
+
+
+def test_keypoints_under_the_mask_are_none_that_the_model_missed():
+    masked = [dataclasses.replace(f, mask=np.zeros((240, 320), bool)) for f in still(4)]
+    front_end = faulty("features", zero_calls="all")
+    results = run(front_end, masked)
+    assert statuses(results) == [Status.NO_KEYPOINTS] * 3
+    assert health(front_end, "features").counts.faults == 0 and health(front_end, "features").fallback == "ready"
 
 
 # -- errors ------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Tells an empty match that nothing explains from two images that do not overlap.
+"""Tells an empty result that nothing explains from images that show nothing, or nothing in common.
 
-A broken engine looks like "no overlap": no error, no match. Between a keyframe
-and the one before it that is improbable while both images look alike.
+A broken engine looks like "nothing there": no error, no keypoint, no match. In
+an image with texture no keypoint is improbable, and so is no match between a
+keyframe and the one before it while both images look alike.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 from .config import ModelsConfig
 from .images import resize_long_side, to_grey
-from .types import Keyframe, Matches, Status
+from .types import Features, Frame, Keyframe, Matches, Status
 
 _EMPTY = (Status.NO_MATCHES, Status.NOT_COVISIBLE, Status.STOPPED_EARLY)
 _SHORT_SIDE = 60  # pixels, at which images are compared
@@ -23,11 +24,11 @@ _MIN_CONTRAST = 4.0  # grey levels; below it a correlation is noise
 _MAX_WAIT = 64
 
 
-class EmptyGuard:
-    """Decides when the fallback is asked about an empty result.
+class _Guard:
+    """Decides when the fallback is asked about empty results: once they come in a row, ``models.zero_matches`` of them.
 
     Where it agrees (a blank wall, a blurred turn), it is asked half as often each time: a scene without texture must
-    not cost two matchers an image. One guard watches pairs of one distance, such as each keyframe with the one before.
+    not cost two runs an image.
     """
 
     def __init__(self, config: ModelsConfig):
@@ -35,32 +36,70 @@ class EmptyGuard:
         self._streak = 0
         self._wait, self._skip = 1, 0
 
+    def answered(self, agreed: bool) -> None:
+        """What the fallback said."""
+        self._wait = min(_MAX_WAIT, 2 * self._wait) if agreed else 1
+        self._skip = self._wait - 1 if agreed else 0
+
+    def _explained(self, found: bool) -> None:
+        """A result that is not in doubt ends the streak; one that ``found`` something also the waiting."""
+        self._streak = 0
+        if found:
+            self._wait, self._skip = 1, 0
+
+    def _due(self) -> bool:
+        """Counts a result in doubt; true where the fallback is to be asked about it."""
+        self._streak += 1
+        if self._streak < self.config.zero_matches:
+            return False
+        if self._skip > 0:
+            self._skip -= 1
+            return False
+        return True
+
+
+class KeypointGuard(_Guard):
+    """Watches the images of a stream for those without keypoints, keyframes or not."""
+
+    def doubt(self, frame: Frame, features: Features) -> str:
+        """Why it is in doubt that the image has no keypoint; empty where it is not."""
+        if self.config.zero_matches == 0 or len(features):
+            self._explained(found=len(features) > 0)
+            return ""
+        seen = contrast(frame)
+        if seen < _MIN_CONTRAST:
+            self._explained(found=False)
+            return ""
+        return f"no keypoint in an image with texture (contrast {seen:.0f} grey levels)" if self._due() else ""
+
+
+class EmptyGuard(_Guard):
+    """Watches pairs of one distance, such as each keyframe with the one before, for those without a match."""
+
     def doubt(self, keyframe: Keyframe, ref: Keyframe, matches: Matches) -> str:
         """Why the result of two keyframes that follow one another is in doubt; empty where it is not."""
         if self.config.zero_matches == 0 or len(matches) or matches.status not in _EMPTY:
-            self._streak = 0
-            if len(matches):  # no blank wall any more
-                self._wait, self._skip = 1, 0
+            self._explained(found=len(matches) > 0)
             return ""
         correlation = alike(keyframe.thumbnail, ref.thumbnail)
         if correlation < self.config.alike:
-            self._streak = 0
+            self._explained(found=False)
             return ""
-        self._streak += 1
-        if self._streak < self.config.zero_matches:
-            return ""
-        if self._skip > 0:
-            self._skip -= 1
+        if not self._due():
             return ""
         return (
             f"no match ({matches.status.label}) between keyframes {ref.id} and {keyframe.id}, whose images look alike "
             f"(correlation {correlation:.2f})"
         )
 
-    def answered(self, agreed: bool) -> None:
-        """What the fallback said."""
-        self._wait = min(_MAX_WAIT, 2 * self._wait) if agreed else 1
-        self._skip = self._wait - 1 if agreed else 0
+
+def contrast(frame: Frame) -> float:
+    """Standard deviation of the blurred image in grey levels, where its mask allows keypoints."""
+    grey = _coarse(frame.image)
+    if frame.mask is None:
+        return float(grey.std())
+    allowed = cv2.resize(frame.mask.astype(np.uint8), grey.shape[::-1], interpolation=cv2.INTER_NEAREST) > 0
+    return float(grey[allowed].std()) if allowed.any() else 0.0
 
 
 def alike(image0: np.ndarray | None, image1: np.ndarray | None) -> float:

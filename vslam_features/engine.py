@@ -32,8 +32,9 @@ class Answer:
 class Counts:
     """What happened to the runs of a model.
 
-    ``non_finite``, ``errors`` and ``empty`` (no match between images that look alike) are faults; ``recovered`` of them
-    were made good by the fallback, ``lost`` were not. ``empty_agreed``: the fallback found no match either.
+    ``non_finite``, ``errors`` and ``empty`` (nothing found where ``empty_guard`` doubts it, and the fallback did) are
+    faults; ``recovered`` of them were made good by the fallback, ``lost`` were not. ``empty_agreed``: it found
+    nothing either.
     """
 
     runs: int = 0

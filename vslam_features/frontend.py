@@ -12,7 +12,7 @@ import numpy as np
 from . import registry
 from .classical import available
 from .config import Config, LoopsConfig
-from .empty_guard import EmptyGuard
+from .empty_guard import EmptyGuard, KeypointGuard
 from .errors import DataError
 from .features.base import store_descriptors
 from .geometry import Verifier
@@ -69,6 +69,7 @@ class FrontEnd:
         self.index = registry.get("index", self.config.retrieval.index)()
         odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
         self.loops = LoopJudge(self._loops_config(), self.keyframes, odometry)
+        self._keypoint_guard = KeypointGuard(self.config.models)
         self._guards: dict[int, EmptyGuard] = {}
         self.policy.reset()
 
@@ -87,7 +88,7 @@ class FrontEnd:
                 f"stamps must increase: got {frame.stamp_ns} ns after keyframe {last.id} at {last.stamp_ns} ns; "
                 "call reset() after a jump back in time"
             )
-        features = stages.run("describe", self.features.extract, frame)
+        features = stages.run("describe", self._extract, frame)
         if features is None:
             return Tracked(frame, None, None, (), stages.latency_ms, stages.faults)
         shared = None
@@ -138,6 +139,16 @@ class FrontEnd:
             return False
         pair = tracked.pairs[0]
         return self.policy.still(tracked.keyframe.features, self.keyframes[pair.ref_kf_id].features, pair.matches)
+
+    def _extract(self, frame: Frame) -> Features:
+        """The features, or where there are none without a reason those of the fallback."""
+        features = self.features.extract(frame)
+        doubt = self._keypoint_guard.doubt(frame, features)
+        if not doubt:
+            return features
+        second = self.features.extract_again(frame, doubt)
+        self._keypoint_guard.answered(agreed=second is None)
+        return features if second is None else second
 
     def _keyframe(self, frame: Frame, features: Features) -> Keyframe:
         kept = store_descriptors(features, self.config.features.fp16)

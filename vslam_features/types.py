@@ -154,6 +154,7 @@ class Features:
         model: identity of what computed them.
         pixel_scale: input pixels per pixel of the image that was searched
             (> 1 where it was shrunk first); scales geometric thresholds.
+        recovered: the fault after which the fallback computed them, else empty.
     Raises:
         DataError: shapes or dtypes that break the contract, non-finite keypoints.
     """
@@ -164,6 +165,7 @@ class Features:
     image_size: tuple[int, int]
     model: ModelIdentity
     pixel_scale: float = 1.0
+    recovered: str = ""
 
     def __post_init__(self):
         n = len(self.keypoints)

@@ -50,6 +50,13 @@ class FeatureExtractor(ABC):
     def extract(self, frame: Frame) -> Features:
         """Features of the image, at most ``max_keypoints``, best score first."""
 
+    def extract_again(self, frame: Frame, doubt: str) -> Features | None:
+        """The same by other means, where ``extract`` found no keypoint and that is in doubt; None where there are none.
+
+        ``doubt``: why, which ``Features.recovered`` then says.
+        """
+        return None
+
 
 class OpenCvExtractor(FeatureExtractor):
     """Shared by OpenCV detectors: shrink, search, order, map back to input pixels."""

@@ -35,16 +35,28 @@ class LearnedFeatures(FeatureExtractor):
 
     def extract(self, frame: Frame) -> Features:
         """See :meth:`FeatureExtractor.extract`. N may be 0. Raises NonFiniteError, BackendError, DataError."""
+        inputs, searched = self._inputs(frame)
+        answer = self.engine.run(inputs)
+        return self._features(frame, searched, answer.outputs, answer.recovered)
+
+    def extract_again(self, frame: Frame, doubt: str) -> Features | None:
+        """See :meth:`FeatureExtractor.extract_again`: asks the fallback."""
+        inputs, searched = self._inputs(frame)
+        answer = self.engine.doubt(inputs, doubt, lambda outputs: not len(self._features(frame, searched, outputs)))
+        return None if answer is None else self._features(frame, searched, answer.outputs, answer.recovered)
+
+    def _inputs(self, frame: Frame) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+        """What the model takes, and (width, height) of the image that is searched."""
         image = frame.image
         if self.long_side:
             image, _ = resize_long_side(image, self.long_side)
-        searched = image.shape[1], image.shape[0]
-        outputs = self.engine.run(
-            {
-                "image": self.engine.model.card.preprocessing.apply(image),
-                "max_keypoints": np.array([self.max_keypoints], np.int64),
-            }
-        ).outputs
+        inputs = {
+            "image": self.engine.model.card.preprocessing.apply(image),
+            "max_keypoints": np.array([self.max_keypoints], np.int64),
+        }
+        return inputs, (image.shape[1], image.shape[0])
+
+    def _features(self, frame: Frame, searched, outputs: dict[str, np.ndarray], recovered: str = "") -> Features:
         keypoints, scores, descriptors = (outputs[name] for name in ("keypoints", "scores", "descriptors"))
         if not len(keypoints) == len(scores) == len(descriptors):
             raise DataError(
@@ -66,6 +78,7 @@ class LearnedFeatures(FeatureExtractor):
             frame.image_size,
             self.identity,
             pixel_scale=float(factor.max()),
+            recovered=recovered,
         )
 
 

@@ -25,12 +25,20 @@ class VerifiedMatcher:
     ) -> Matches:
         """Current features (0) against reference features (1).
 
+        ``FAULT_RECOVERED`` where it is verified and the fallback computed the match or the current features. Reference
+        features that it computed were told in their own time, and do not count again in each pair after that.
+
         Raises IdentityError where the two come from different models.
         """
         start = time.perf_counter()
         require_same_model(features0, features1)
         if not len(features0) or not len(features1):
-            return Matches.empty(Status.NO_KEYPOINTS, elapsed_ms=_since(start), runtime=self.matcher.runtime)
+            return Matches.empty(
+                Status.NO_KEYPOINTS,
+                detail=_recovered(features0.recovered),
+                elapsed_ms=_since(start),
+                runtime=self.matcher.runtime,
+            )
         try:
             found = self.matcher.match(features0, features1)
         except NonFiniteError as error:  # no fallback made it good
@@ -63,7 +71,7 @@ class VerifiedMatcher:
             "covisibility": found.covisibility,
             "stopped_after_layer": found.stopped_after_layer,
             "runtime": found.runtime or self.matcher.runtime,
-            "detail": f"computed by the fallback after: {found.recovered}" if found.recovered else "",
+            "detail": _recovered(features0.recovered, found.recovered),
         }
         nothing = np.zeros(len(found.pairs), bool)
         if found.status is not None:
@@ -72,7 +80,7 @@ class VerifiedMatcher:
         v = self.verifier.verify(
             features0.keypoints[found.pairs[:, 0]], features1.keypoints[found.pairs[:, 1]], camera0, camera1, scale
         )
-        status = Status.FAULT_RECOVERED if found.recovered and v.status is Status.OK else v.status
+        status = Status.FAULT_RECOVERED if extra["detail"] and v.status is Status.OK else v.status
         return Matches(
             found.pairs,
             found.scores,
@@ -84,6 +92,13 @@ class VerifiedMatcher:
             elapsed_ms=_since(start),
             **extra,
         )
+
+
+def _recovered(features: str, match: str = "") -> str:
+    """What the fallback made good, in words; empty where nothing."""
+    told = [f"features computed by the fallback after: {features}"] if features else []
+    told += [f"computed by the fallback after: {match}"] if match else []
+    return "; ".join(told)
 
 
 def _since(start: float) -> float:
