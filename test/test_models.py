@@ -1,9 +1,11 @@
 """Opening models: which file, which record, what is refused, what runs where files are missing."""
 
 import contextlib
+import gc
 import importlib.util
 import json
 import logging
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +29,7 @@ from model_helpers import (
 )
 
 from vslam_features import models as models_module
-from vslam_features.artifacts import records
+from vslam_features.artifacts import cases, golden, records
 from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.catalogue import find_entry
@@ -39,6 +41,7 @@ from vslam_features.errors import (
     IdentityError,
     ModelFileError,
     ModelMissingError,
+    NonFiniteError,
     ParityError,
     PluginError,
     RuntimeMissingError,
@@ -50,7 +53,9 @@ from vslam_features.matching.learned import LighterGlue
 from vslam_features.matching.verified import VerifiedMatcher
 from vslam_features.models import Models
 from vslam_features.networks.recipes import build_model
+from vslam_features.reference import ModelFile, Reference
 from vslam_features.replay.scenes import make_scene
+from vslam_features.runtimes.base import LoadRequest
 from vslam_features.runtimes.ort import OnnxRuntime, cache_of
 from vslam_features.types import Status
 
@@ -128,13 +133,13 @@ def test_a_matcher_refuses_features_that_it_did_not_learn():
 @with_tiny
 def test_a_file_that_changes_while_it_is_opened_is_refused(monkeypatch):
     path = model_path("tiny-features", "fp32")
-    load = Models.load
+    load = ModelFile.load
 
     def slow(self, *args):
         save(features_model(seed=1), FEATURES)
         return load(self, *args)
 
-    monkeypatch.setattr(Models, "load", slow)
+    monkeypatch.setattr(ModelFile, "load", slow)
     with pytest.raises(ModelFileError, match=f"{path.name}: its content has changed since it was opened"):
         opened()
 
@@ -280,6 +285,167 @@ def test_fp16_of_the_real_matcher_finds_what_fp32_finds():
     pairs = [set(map(tuple, m.pairs)) for m in found]
     assert len(pairs[0] & pairs[1]) > 0.9 * len(pairs[0] | pairs[1]) > 50
     assert all(m.status is Status.OK for m in found)
+
+
+# -- fallbacks ---------------------------------------------------------------------------------
+
+FAKE = {"runtime__name": "fake", "runtime__precision": "fp16"}
+PICTURE = {"image": image(120, 160)[None, None].astype(np.float32) / 255, "max_keypoints": np.array([50], np.int64)}
+
+
+def shipped_golden(monkeypatch):
+    """Golden outputs of the tiny features, as if their published code had made them and they shipped."""
+    path = model_path("tiny-features", "fp32")
+    session = OnnxRuntime().load(path, LoadRequest(threads=1))
+    outputs = {c.name: tuple(map(session.run, c.runs)) for c in cases.shipped_cases(FEATURES)}
+    found = golden.Golden({"max_keypoints": cases.MAX_KEYPOINTS}, outputs, "ab" * 32)
+    own = (FEATURES.name, FEATURES.source_sha256)
+    monkeypatch.setattr(golden, "golden_for", lambda c: found if (c.name, c.source_sha256) == own else None)
+
+
+@with_tiny
+def test_a_fallback_that_is_another_file_has_to_prove_its_weights_once(gates, monkeypatch):
+    shipped_golden(monkeypatch)
+    save(features_model(half=True), HALF)
+    opened(**FAKE)
+    assert gates == ["tiny-features fp16", "tiny-features fp32"]
+    engine = opened(**FAKE, runtime__options__nan_calls="1")
+    answer = engine.run(PICTURE)
+    assert answer.recovered and engine.counts.recovered == 1 and len(gates) == 2
+    full = opened()  # optimised: what is proven without that is another record
+    assert full.identity == engine.identity and gates[2:] == ["tiny-features fp32"]
+    np.testing.assert_allclose(answer.outputs["descriptors"], full.run(PICTURE).outputs["descriptors"], atol=1e-5)
+
+
+@with_tiny
+def test_a_record_on_any_cpu_vouches_for_the_fallback(gates, monkeypatch):
+    shipped_golden(monkeypatch)
+    save(features_model(half=True), HALF)
+    opened()
+    assert opened(runtime__precision="fp16").health().fallback == "ready"
+    assert gates == ["tiny-features fp32", "tiny-features fp16"]
+
+
+@with_tiny
+def test_another_file_under_the_same_card_is_no_fallback_of_a_verified_model(gates, monkeypatch, caplog):
+    """Its keypoints would be published under an identity that golden outputs proved of the fp16 file alone."""
+    shipped_golden(monkeypatch)
+    save(features_model(half=True), HALF)
+    before = opened(**FAKE)
+    save(features_model(seed=1), FEATURES)
+    for _ in range(2):
+        engine = opened(**FAKE, runtime__options__nan_calls="1")
+        assert engine.identity == before.identity and engine.health().linked
+        with pytest.raises(NonFiniteError):
+            engine.run(PICTURE)
+        assert (engine.health().fallback, engine.counts.lost) == ("none", 1)
+    assert gates == ["tiny-features fp16", "tiny-features fp32", "tiny-features fp32"], "its failed record is kept"
+    said = engine.health().verified
+    assert said.startswith("passed on 8 pairs against golden outputs") and "no fallback: " in said
+    assert "tiny-features.fp32.onnx does not compute what its card claims" in caplog.text
+    assert "run 'vslam-features models fetch tiny-features --force'" in caplog.text
+
+
+@with_tiny
+def test_a_sidecar_that_binds_the_reference_otherwise_makes_it_another(gates):
+    """The file is the one that the model was compared with, and gives other tensors by those names."""
+    save(features_model(half=True), HALF)
+    opened(runtime__precision="fp16")
+    path = model_path("tiny-features", "fp32")
+    values = read_card(path).to_dict() | {"outputs": {"keypoints": "descriptors", "descriptors": "keypoints"}}
+    sidecar_path(path).write_text(yaml.safe_dump(values))
+    with pytest.raises(ParityError):
+        opened(runtime__precision="fp16")
+    assert gates == ["tiny-features fp16"] * 2
+
+
+@with_tiny
+def test_a_record_against_a_file_that_is_gone_does_not_count_beside_another(gates):
+    """Own weights, without golden outputs: the identity is that of the fp32 file which was compared."""
+    save(features_model(half=True), HALF)
+    before = opened(runtime__precision="fp16").identity
+    save(features_model(seed=1), FEATURES)
+    with pytest.raises(ParityError, match="does not compute what its reference computes"):
+        opened(runtime__precision="fp16")
+    save(features_model(seed=1, half=True), HALF)
+    engine = opened(runtime__precision="fp16")
+    assert engine.identity != before and engine.identity.sha256 == sha256_of(model_path("tiny-features", "fp32"))
+    assert engine.health().fallback == "ready" and gates == ["tiny-features fp16"] * 3
+
+
+@with_tiny
+def test_a_fallback_that_is_the_same_fp16_file_is_named_as_that(caplog):
+    model_path("tiny-features", "fp32").unlink()
+    save(features_model(half=True), HALF)
+    engine = opened(runtime__precision="fp16")
+    text = "the fallback is the same fp16 file, which overflows where the model does"
+    assert (
+        text in engine.health().verified and f"{text}: run 'vslam-features models fetch tiny-features'" in caplog.text
+    )
+    caplog.clear()
+    assert "fallback" not in opened("matcher").health().verified and not warnings_of(caplog)
+
+
+@with_tiny
+def test_the_session_of_the_gate_does_not_stay(monkeypatch):
+    """A reference takes as much memory as the model; a fault that asks for it is rare."""
+    loaded, load = [], ModelFile.load
+
+    def kept(self, *args):
+        session = load(self, *args)
+        loaded.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(ModelFile, "load", kept)
+    save(features_model(half=True), HALF)
+    engine = opened(runtime__precision="fp16")
+    gc.collect()
+    assert [ref() for ref in loaded] == [engine.session, None]
+
+
+def openvino_file(folder, precision="fp32"):
+    """The tiny global model as OpenVINO's own files, with a card of a name that nobody knows."""
+    openvino = pytest.importorskip("openvino")
+    path = folder / "own.xml"
+    openvino.save_model(openvino.Core().read_model(str(model_path("tiny-global", "fp32"))), path)
+    values = read_card(model_path("tiny-global", "fp32")).to_dict() | {"name": "own", "source_sha256": ""}
+    sidecar_path(path).write_text(yaml.safe_dump({**values, "precision": precision}))
+    return path
+
+
+@with_tiny
+def test_openvinos_own_files_are_compared_and_fall_back_on_openvino(tmp_path):
+    """ONNX Runtime does not read them."""
+    path = openvino_file(tmp_path)
+    engine = Models(tiny_config(runtime__name="openvino")).open("global", str(path))
+    assert engine.health().verified.startswith("passed on 8 pairs against itself")
+    session, _ = engine.load_fallback()
+    assert (session.active.runtime, session.active.provider) == ("openvino", "CPU f32")
+    report = Models(tiny_config(runtime__name="openvino")).verify(str(path))
+    assert report.passed and report.tensors[0].name == "descriptor"
+
+
+@with_tiny
+def test_a_reference_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path, monkeypatch):
+    path = openvino_file(tmp_path)
+    load = ModelFile.load
+
+    def only_optimised(self, runtime, options, request):
+        if not request.optimise:
+            raise RuntimeMissingError("not installed")
+        return load(self, runtime, options, request)
+
+    monkeypatch.setattr(ModelFile, "load", only_optimised)
+    with pytest.raises(RuntimeMissingError, match="not installed"):
+        Models(tiny_config(runtime__name="openvino")).open("global", str(path))
+    assert records.records_of(content_sha256(path)) == []
+
+
+def test_a_file_that_no_runtime_computes_exactly_is_no_reference(tmp_path):
+    (tmp_path / "x.engine").write_bytes(b"x")
+    reference = Reference(ModelFile(tmp_path / "x.engine", FEATURES, "ab" * 32), True)
+    with pytest.raises(RuntimeMissingError, match=r"x\.engine: no runtime computes a \.engine file exactly"):
+        reference.load()
 
 
 # -- replaced files ----------------------------------------------------------------------------

@@ -5,40 +5,24 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from . import registry
 from .artifacts import cases, records
 from .artifacts.cache import cache_folder
-from .artifacts.card import PRECISIONS, ModelCard, identity, read_card
-from .artifacts.file_kind import FileKind, require_kind
+from .artifacts.card import PRECISIONS, ModelCard, identity
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
-from .artifacts.store import content_sha256, locate
+from .artifacts.store import locate
 from .config import Config
 from .engine import Engine, Health, OpenedModel, bound
-from .errors import ConfigError, ModelError, ModelFileError, ModelMissingError, ParityError
+from .errors import ModelFileError, ParityError, VslamFeaturesError
+from .reference import ModelFile, Reference
 from .runtimes.base import LoadRequest, Session
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class _File:
-    """A model file; ``sha256`` is of its content when it was first looked at."""
-
-    path: Path
-    card: ModelCard
-    sha256: str
-
-    @classmethod
-    def at(cls, path: Path) -> _File:
-        if path.suffix == ".onnx":
-            require_kind(path, FileKind.ONNX)  # a Git LFS pointer or a web page is called by its name
-        return cls(path, read_card(path), content_sha256(path))
+Fallback = Callable[[], tuple[Session, ModelCard]]
 
 
 class Models:
@@ -66,19 +50,25 @@ class Models:
             RuntimeMissingError: the runtime or its device is not here. ParityError: it failed the gate.
         """
         r = self.config.runtime
-        file = _File.at(locate(model, r.precision))
+        file = ModelFile.at(locate(model, r.precision))
         if file.card.role != role:
             raise ModelFileError(f"{file.path}: its card says role '{file.card.role}', it was named as {role}")
-        session, reference = self._session(file), _Reference(self, self._twin(file))
+        session, reference = self._session(file), Reference.of(file, r.threads)
         if session.active.note:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
+        load_fallback, note = self._fallback(reference, record)
+        if note:
+            logger.warning("%s: %s", file.card.name, note)
         opened = OpenedModel(
-            file.path, file.card, file.sha256, identity(file.card, proven_sha256(record)), record.passed, record.summary
+            file.path,
+            file.card,
+            file.sha256,
+            identity(file.card, proven_sha256(record)),
+            record.passed,
+            "; ".join(filter(None, (record.summary, note))),
         )
-        # Descriptors of an unverified model compare with nothing else, its own reference included.
-        keep = r.fallback == "reference" and (record.passed or role == "matcher")
-        engine = Engine(opened, session, reference.load if keep else None, self.incidents)
+        engine = Engine(opened, session, load_fallback, self.incidents)
         self.engines.append(engine)
         return engine
 
@@ -104,92 +94,124 @@ class Models:
         Raises:
             as ``open``, but for ParityError; DataError: images or inputs cannot be used.
         """
-        file = _File.at(locate(model, self.config.runtime.precision))
-        session = self._session(file)
-        twin = _File.at(locate(reference, "fp32")) if reference else self._twin(file)
-        if twin.card.role != file.card.role:
-            raise ModelFileError(f"{twin.path}: is a {twin.card.role} model, {file.path} is {file.card.role}")
+        threads = self.config.runtime.threads
+        file = ModelFile.at(locate(model, self.config.runtime.precision))
+        session, compared = self._session(file), Reference.of(file, threads)
+        if reference:
+            other = ModelFile.at(locate(reference, "fp32"))
+            if other.card.role != file.card.role:
+                raise ModelFileError(f"{other.path}: is a {other.card.role} model, {file.path} is {file.card.role}")
+            compared = Reference(other, other.sha256 == file.sha256, threads)
         if inputs:
             chosen = cases.saved_cases(inputs)
         else:
             chosen = [*self._shipped(file, session), *(cases.image_cases(file.card, images, extract) if images else [])]
             if reference:  # golden outputs are those of another reference
                 chosen = [cases.Case(c.name, c.runs) for c in chosen]
-        report = self._gate(file, session, _Reference(self, twin), chosen)
+        report = self._gate(file, session, compared, chosen)
         if not inputs and not reference and not _unfinished(report, chosen):
-            records.save(report, file.sha256, file.card, session.active, _label(file, twin))
+            self._save(report, file, session, compared)
         return report
 
     def health(self) -> list[Health]:
         """How the opened models do."""
         return [engine.health() for engine in self.engines]
 
-    def load(self, file: _File, runtime: str, options: dict, request: LoadRequest) -> Session:
-        """A session of a file that is still the one that was looked at. Raises ModelFileError."""
-        cls = registry.get("runtime", runtime)
-        session = cls(cls.Options(**options)).load(file.path, request)
-        if content_sha256(file.path) != file.sha256:
-            raise ModelFileError(f"{file.path}: its content has changed since it was opened; start again")
-        return session
-
-    def _session(self, file: _File) -> Session:
+    def _session(self, file: ModelFile) -> Session:
         r = self.config.runtime
-        return self.load(file, r.name, r.options, LoadRequest(r.device, r.strict, r.threads))
+        return file.load(r.name, r.options, LoadRequest(r.device, r.strict, r.threads))
 
-    def _twin(self, file: _File) -> _File:
-        """The fp32 file made from the same weights; the file itself where there is none."""
-        if file.card.precision == "fp32" and file.path.suffix == ".onnx":
-            return file
-        try:
-            twin = _File.at(locate(file.card.name, "fp32"))
-        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
-            logger.info("%s: no fp32 reference: %s", file.card.name, error)
-            return file
-        return twin if _same_weights(twin.card, file.card) else file
-
-    def _shipped(self, file: _File, session: Session) -> list[cases.Case]:
+    def _shipped(self, file: ModelFile, session: Session) -> list[cases.Case]:
         spec = session.inputs.get(file.card.inputs.get("descriptors0", "descriptors0"))
         dim = spec.shape[-1] if spec is not None and spec.shape else None
         return cases.shipped_cases(file.card, dim or 64)
 
-    def _gate(self, file: _File, session: Session, reference: _Reference, chosen) -> ParityReport:
+    def _gate(self, file: ModelFile, session: Session, reference: Reference, chosen) -> ParityReport:
+        # Golden outputs need no reference. Where it is needed and cannot be loaded, that is no fault of the model.
+        needed = any(case.expected is None for case in chosen)
         return run_gate(
             bound(session, file.card),
             chosen,
             file.card,
-            reference_run=reference.run,
+            reference_run=bound(*reference.load()) if needed else None,
             progress=self.progress,
             limit_s=self.config.models.gate_s,
             precision=_computed(session, file.card),
         )
 
-    def _record(self, file: _File, session: Session, reference: _Reference) -> records.Record:
-        """The parity record of a session; made now where there is none. Raises ParityError where it failed."""
+    def _save(self, report: ParityReport, file: ModelFile, session: Session, reference: Reference) -> records.Record:
+        return records.save(report, file.sha256, file.card, session.active, reference.label, reference.file.card)
+
+    def _found(self, file: ModelFile, session: Session, reference: Reference) -> records.Record:
+        """The parity record of a session; made now where there is none that holds. Raises ParityError: no time."""
         card = file.card
         record = records.find(file.sha256, card, session.active, _computed(session, card))
-        if record is not None and record.reference == "self" and reference.file.sha256 != file.sha256:
-            record = None  # the fp32 file came later
-        if record is None:
-            self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
-            chosen = self._shipped(file, session)
-            report = self._gate(file, session, reference, chosen)
-            if _unfinished(report, chosen):  # a busy machine: that proves nothing, so that no record is kept
-                raise ParityError(
-                    f"{card.name} on {session.active}: {len(report.rows)} of {len(chosen)} pairs were compared within "
-                    f"models.gate_s ({self.config.models.gate_s:g} s): raise it, or run "
-                    f"'vslam-features models verify {card.name}' while the machine has nothing else to do"
-                )
-            record = records.save(report, file.sha256, card, session.active, _label(file, reference.file))
+        if record is not None and (record.reference == "golden" or reference.same or _compared(record, reference)):
+            return record
+        self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
+        chosen = self._shipped(file, session)
+        report = self._gate(file, session, reference, chosen)
+        if _unfinished(report, chosen):  # a busy machine: that proves nothing, so that no record is kept
+            raise ParityError(
+                f"{card.name} on {session.active}: {len(report.rows)} of {len(chosen)} pairs were compared within "
+                f"models.gate_s ({self.config.models.gate_s:g} s): raise it, or run "
+                f"'vslam-features models verify {card.name}' while the machine has nothing else to do"
+            )
+        return self._save(report, file, session, reference)
+
+    def _record(self, file: ModelFile, session: Session, reference: Reference) -> records.Record:
+        """The same of a model that is to run. Raises ParityError where it failed."""
+        name, record = file.card.name, self._found(file, session, reference)
         if not record.passed:
             text = (
-                f"{card.name} on {session.active} does not compute what its reference computes: "
-                f"{'; '.join(record.reasons[:3])}; 'vslam-features models verify {card.name}' shows the table; "
+                f"{name} on {session.active} does not compute what its reference computes: "
+                f"{'; '.join(record.reasons[:3])}; 'vslam-features models verify {name}' shows the table; "
                 "choose another runtime or precision"
             )
             if not self.config.models.allow_unverified:
                 raise ParityError(text + ", or set models.allow_unverified to run it all the same")
             logger.warning("%s (models.allow_unverified is set)", text)
         return record
+
+    def _fallback(self, reference: Reference, record: records.Record) -> tuple[Fallback | None, str]:
+        """What repeats the failed runs of a model, and what people must know of it."""
+        file, card = reference.file, reference.file.card
+        # Descriptors of an unverified model compare with nothing else, its own reference included.
+        if self.config.runtime.fallback != "reference" or not (record.passed or card.role == "matcher"):
+            return None, ""
+        fetch = f"vslam-features models fetch {card.name}"
+        if not reference.runnable:
+            return None, f"no fallback: no runtime computes a {file.path.suffix} file exactly; run '{fetch}'"
+        if reference.same:
+            weak = (
+                f"the fallback is the same {card.precision} file, which overflows where the model does: run '{fetch}'"
+            )
+            return reference.load, "" if card.precision == "fp32" else f"{weak}: run '{fetch}'"
+        try:
+            problem = self._doubt(reference, record)
+        except VslamFeaturesError as error:
+            problem = f"cannot be verified: {error}"
+        if problem:
+            return None, f"no fallback: {file.path} {problem}; run '{fetch} --force'"
+        return reference.load, ""
+
+    def _doubt(self, reference: Reference, record: records.Record) -> str:
+        """Why a reference that is another file may compute something else than the model; empty: it does not.
+
+        Its card only claims the model's weights, and the model's golden record says nothing of this file.
+        """
+        if record.passed and _compared(record, reference):
+            return ""
+        file = reference.file
+        own = records.find_on_cpu(file.sha256, file.card)
+        if own is None:
+            session, _ = reference.load()
+            # A record of its own: what holds without optimisation does not prove the same with it.
+            session.active = replace(session.active, provider=f"{session.active.provider} unoptimised")
+            own = self._found(file, session, replace(reference, same=True))
+        if not own.passed:
+            return f"does not compute what its card claims ({own.reasons[0]})"
+        return "computes other weights" if record.passed and proven_sha256(own) != proven_sha256(record) else ""
 
 
 def proven_sha256(record: records.Record) -> str:
@@ -204,36 +226,9 @@ def proven_sha256(record: records.Record) -> str:
     return {"golden": record.source_sha256, "self": record.sha256}.get(record.reference, record.reference)
 
 
-class _Reference:
-    """What a model is compared with and falls back on: ONNX Runtime's CPU without graph optimisation."""
-
-    def __init__(self, models: Models, file: _File):
-        self.file = file
-        self._models = models
-        self._run: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
-
-    def load(self) -> tuple[Session, ModelCard]:
-        """Raises ModelMissingError, ModelFileError where the file is gone or another since it was opened."""
-        if not self.file.path.is_file():
-            raise ModelMissingError(f"the reference {self.file.path} is gone since the model was opened; start again")
-        request = LoadRequest(threads=self._models.config.runtime.threads, optimise=False)
-        return self._models.load(self.file, "onnxruntime", {}, request), self.file.card
-
-    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Loads at the first run: golden outputs need no session."""
-        if self._run is None:
-            self._run = bound(*self.load())
-        return self._run(inputs)
-
-
-def _label(file: _File, twin: _File) -> str:
-    return "self" if twin.sha256 == file.sha256 else twin.sha256
-
-
-def _same_weights(a: ModelCard, b: ModelCard) -> bool:
-    """Whether two files are to compute the same; of files of unknown making nobody knows."""
-    same = (a.role, a.source_sha256, a.preprocessing.id) == (b.role, b.source_sha256, b.preprocessing.id)
-    return same and bool(a.source_sha256)
+def _compared(record: records.Record, reference: Reference) -> bool:
+    """Whether a record is of a comparison with this very reference, run by this card."""
+    return (record.reference, record.reference_card) == (reference.label, records.card_id(reference.file.card))
 
 
 def _computed(session: Session, card: ModelCard) -> str:
