@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import numpy as np
 
 from .artifacts.card import ModelCard
 from .artifacts.incidents import Incidents
-from .errors import BackendError, NonFiniteError, VslamFeaturesError
+from .errors import BackendError, ModelFileError, NonFiniteError, VslamFeaturesError
 from .runtimes.base import Session
 from .types import ModelIdentity
 
 logger = logging.getLogger(__name__)
+_OPTIONAL = {"max_keypoints"}  # a model of others may have a number of its own
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,30 @@ class OpenedModel:
 
 
 def bound(session: Session, card: ModelCard) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The session's run by our tensor names, which the card ties to the file's; also those of NonFiniteError."""
-    ours = {theirs: name for name, theirs in card.outputs.items()}
+    """The session's run by our tensor names, which the card ties to the file's; also those of NonFiniteError.
+
+    Inputs that are optional are left out where the file has them not.
+    """
 
     def renamed(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {ours.get(name, name): value for name, value in outputs.items()}
+        return _ours(outputs, card.outputs)
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        left_out = _OPTIONAL - set(_ours(session.inputs, card.inputs))
+        theirs = {card.inputs.get(name, name): value for name, value in inputs.items() if name not in left_out}
         try:
-            return renamed(session.run({card.inputs.get(name, name): value for name, value in inputs.items()}))
+            return renamed(session.run(theirs))
         except NonFiniteError as error:
             error.outputs = renamed(error.outputs)
             raise
 
     return run
+
+
+def _ours(tensors: Mapping, names: dict[str, str]) -> dict:
+    """The same by our names; ``names``: ours -> the file's, where they differ."""
+    ours = {theirs: name for name, theirs in names.items()}
+    return {ours.get(name, name): value for name, value in tensors.items()}
 
 
 @dataclass
@@ -134,6 +145,20 @@ class Engine:
     def runtime(self) -> str:
         """What it runs on, in words."""
         return f"{self.session.active} {self.model.card.precision}"
+
+    def require(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Raises ModelFileError where the file lacks one of these tensors (our names), or takes an input besides."""
+        card, session = self.model.card, self.session
+        for kind, wanted, tensors, names in (
+            ("inputs", set(inputs), session.inputs, card.inputs),
+            ("outputs", set(outputs), session.outputs, card.outputs),
+        ):
+            has = set(_ours(tensors, names))
+            if wanted - has - _OPTIONAL or (kind == "inputs" and has - wanted):
+                raise ModelFileError(
+                    f"{self.model.path}: a {card.role} model needs {kind} {sorted(wanted)}, it has {sorted(has)}: "
+                    f"if they are the same by other names, tie these in '{kind}' of its card"
+                )
 
     def run(self, inputs: dict[str, np.ndarray]) -> Answer:
         """Outputs for inputs by our tensor names.

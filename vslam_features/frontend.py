@@ -56,7 +56,7 @@ class FrontEnd:
         self.models = Models(config, progress)
         self.features = self._plugin("features", f, max_keypoints=f.max_keypoints, long_side=f.long_side)
         self.matcher = VerifiedMatcher(self._plugin("matcher", m), Verifier(config.geometry))
-        self.matcher.matcher.require(self.features.identity)
+        self.matcher.matcher.require(self.features.identity, self.features.descriptor_length)
         self.global_descriptor = None
         if config.loops.enabled:
             self.global_descriptor = self._plugin("global", r, features_model=self.features.identity)

@@ -26,10 +26,12 @@ class FeatureExtractor(ABC):
     Attributes:
         runtime: what computes it, for people.
         default_matcher: the matcher plug-in that suits these features.
+        descriptor_length: D of the descriptors that a matcher gets, None where nobody knows before the first image.
     """
 
     runtime = "opencv"
     default_matcher = "nearest"
+    descriptor_length: int | None = None
 
     @dataclass(frozen=True)
     class Options:

@@ -16,12 +16,14 @@ from .base import FeatureExtractor
 class LearnedFeatures(FeatureExtractor):
     """Features by a model: ``image`` (1, C, H, W) and ``max_keypoints`` to ``keypoints``, ``scores``, ``descriptors``.
 
-    Rows whose score is 0 are no keypoints: the number of rows never depends on the image.
+    Rows whose score is 0 are no keypoints: the number of rows never depends on the image. A model without the input
+    ``max_keypoints`` has a number of its own. Raises ModelFileError where other tensors are missing.
     """
 
     def __init__(self, max_keypoints, long_side, options, models=None):
         super().__init__(max_keypoints, long_side, options, models)
         self.engine = self.models.open("features", self.options.model)
+        self.engine.require(("image", "max_keypoints"), ("keypoints", "scores", "descriptors"))
 
     @property
     def identity(self) -> ModelIdentity:
@@ -32,6 +34,13 @@ class LearnedFeatures(FeatureExtractor):
     def runtime(self) -> str:
         """What the model runs on."""
         return self.engine.runtime
+
+    @property
+    def descriptor_length(self) -> int | None:
+        """As the model file fixes it."""
+        engine = self.engine
+        spec = engine.session.outputs[engine.model.card.outputs.get("descriptors", "descriptors")]
+        return spec.shape[-1] if spec.shape else None
 
     def extract(self, frame: Frame) -> Features:
         """See :meth:`FeatureExtractor.extract`. N may be 0. Raises NonFiniteError, BackendError, DataError."""
@@ -70,7 +79,7 @@ class LearnedFeatures(FeatureExtractor):
         if frame.mask is not None:
             at = np.clip(np.rint(keypoints[keep]).astype(int), 0, np.array(frame.image_size) - 1)
             keep = keep[frame.mask[at[:, 1], at[:, 0]]]
-        keep = keep[: self.max_keypoints]  # a model of others may have a number of its own
+        keep = keep[: self.max_keypoints]  # a model may have a number of its own
         return Features(
             keypoints[keep],
             scores[keep],

@@ -52,8 +52,11 @@ class Matcher(ABC):
         self.options = options
         self.models = models
 
-    def require(self, features_model: ModelIdentity) -> None:
-        """Raises PluginError where this matcher cannot match these features. The default takes all."""
+    def require(self, features_model: ModelIdentity, descriptor_length: int | None = None) -> None:
+        """Raises PluginError where this matcher cannot match these features. The default takes all.
+
+        ``descriptor_length``: of them, None where it is not known yet.
+        """
         return None
 
     @abstractmethod

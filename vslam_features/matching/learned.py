@@ -12,26 +12,39 @@ from ..options import option
 from ..types import Features, ModelIdentity, Status
 from .base import Correspondences, Matcher, as_vectors
 
+_INPUTS = [f"{name}{side}" for side in (0, 1) for name in ("keypoints", "descriptors", "image_size")]
+
 
 class LearnedMatcher(Matcher):
-    """Matches by a model: keypoints, descriptors and image sizes of both sides to ``matches0`` and ``mscores0``."""
+    """Matches by a model: keypoints, descriptors and image sizes of both sides to ``matches0`` and ``mscores0``.
+
+    Raises ModelFileError where the file lacks one of these tensors.
+    """
 
     def __init__(self, options, models=None):
         super().__init__(options, models)
         self.engine = self.models.open("matcher", self.options.model)
+        self.engine.require(_INPUTS, ("matches0", "mscores0"))
 
     @property
     def runtime(self) -> str:
         """What the model runs on."""
         return self.engine.runtime
 
-    def require(self, features_model: ModelIdentity) -> None:
-        """Raises PluginError for features that the model did not learn to match."""
+    def require(self, features_model: ModelIdentity, descriptor_length: int | None = None) -> None:
+        """Raises PluginError for features that the model did not learn to match, or of another length."""
         takes, card = self.engine.model.card.features_model, self.engine.model.card
         if takes and features_model.name != takes:
             raise PluginError(
                 f"matcher {card.name} matches features of {takes}, got {features_model.name}: "
                 "set matcher.name to 'nearest' or features.name to what it takes"
+            )
+        spec = self.engine.session.inputs[card.inputs.get("descriptors0", "descriptors0")]
+        length = spec.shape[-1] if spec.shape else None
+        if length is not None and descriptor_length is not None and length != descriptor_length:
+            raise PluginError(
+                f"matcher {card.name} takes descriptors of length {length}, {features_model.name} has "
+                f"{descriptor_length}: set matcher.name to 'nearest' or features.name to what it takes"
             )
 
     def match(self, features0: Features, features1: Features) -> Correspondences:

@@ -12,11 +12,15 @@ from .base import GlobalDescriptor, check_descriptor
 
 
 class LearnedGlobal(GlobalDescriptor):
-    """Global descriptor by a model: ``image`` (1, C, H, W) to ``descriptor`` (D,)."""
+    """Global descriptor by a model: ``image`` (1, C, H, W) to ``descriptor`` (D,).
+
+    Raises ModelFileError where the file lacks one of these tensors.
+    """
 
     def __init__(self, options, features_model, models=None):
         super().__init__(options, features_model, models)
         self.engine = self.models.open("global", self.options.model)
+        self.engine.require(("image",), ("descriptor",))
 
     @property
     def identity(self) -> ModelIdentity:
