@@ -107,15 +107,14 @@ def test_whole_benchmark_on_a_tiny_setting(learned, data_dir, tmp_path):  # noqa
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert [row["keypoints"] for row in found["models"]] == [1024, 2048]
-    # Of a single round the ratio is that of the times beside it. How large they are is the machine's affair.
+    # How large times are is the machine's affair. Of a single round the ratio is that of the times beside it.
     for row in found["models"]:
         assert row["ms"]["median"] > 0 and row["torch_ms"]["median"] > 0
         assert row["ratio"]["median"] == approx(row["ms"]["median"] / row["torch_ms"]["median"])
-    for row in found["end-to-end"]:
-        assert row["ms"]["median"] > 0 and row["bare_ms"]["median"] > 0
-        assert row["ratio"]["median"] == approx(row["ms"]["median"] / row["bare_ms"]["median"])
-        assert row["fastest_ratio"] == approx(row["ratio"]["median"])
-        assert {"features", "matcher", "solver"} < set(row["parts_ms"])
+    for row in found["end-to-end"]:  # of four rounds, so that a median of ratios is no ratio of medians
+        for spread in (row["ms"], row["bare_ms"], row["ratio"]):
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+        assert row["fastest_ratio"] > 0
         assert all(row["parts_ms"][name] > 0 for name in ("decode", "features", "matcher", "solver"))
     torch, ours = found["memory"]
     assert (torch["engine"], ours["engine"]) == ("torch", "onnxruntime")
