@@ -217,7 +217,7 @@ def test_weights_from_a_file_that_is_here(tmp_path, monkeypatch, capsys):
 def test_offline_without_weights_names_the_alternatives_and_tries_the_others(ready, capsys):
     code, out, err = said(capsys, "models", "fetch", "xfeat", "ready", "--offline")
     assert code == 1 and "ready fp32: equals" in out
-    assert "error: xfeat: xfeat.pt of xfeat (6.2 MB" in err and "without --offline" in err and "--from FILE" in err
+    assert "error: xfeat: xfeat.pt of xfeat (6.2 MB" in err and "with a network" in err and "--from FILE" in err
     code, _, err = said(capsys, "models", "build", "xfeat")
     assert code == 1 and "could not be had" in err and "Traceback" not in err
 

