@@ -192,7 +192,7 @@ class Models:
         except VslamFeaturesError as error:
             problem = f"cannot be verified: {error}"
         if problem:
-            return None, f"no fallback: {file.path} {problem}; run '{fetch} --force'"
+            return None, f"no fallback: {file.path.name} {problem}; run '{fetch} --force'"
         return reference.load, ""
 
     def _doubt(self, reference: Reference, record: records.Record) -> str:
