@@ -43,7 +43,7 @@ def check_runtimes() -> Iterator[Check]:
 def check_models() -> Iterator[Check]:
     """The models of the default configuration: whether they are here, and what their parity records say."""
     from ..artifacts.card import read_card
-    from ..artifacts.records import gate_id, records_of
+    from ..artifacts.records import card_id, gate_id, records_of
     from ..artifacts.store import content_sha256, locate
     from ..config import Config
     from ..errors import ModelMissingError
@@ -60,11 +60,10 @@ def check_models() -> Iterator[Check]:
         except ModelError as error:
             yield Check(FAIL, "model", str(error), f"vslam-features models fetch {name} --force")
             continue
-        kept, gate = records_of(sha256), gate_id(card)
-        # Of each runtime and device the newest counts. A session asks for the record of its library, device and gate.
-        valid = (
-            r for r in kept if r.gate == gate and _of_this_machine(r.device) and r.version == _installed(r.runtime)
-        )
+        kept, judged = records_of(sha256), (gate_id(card), card_id(card))
+        # Of each runtime and device the newest counts. A session asks for its library, device, gate and card.
+        here = (r for r in kept if _of_this_machine(r.device) and r.version == _installed(r.runtime))
+        valid = (r for r in here if (r.gate, r.card) == judged)
         newest = {(r.runtime, r.device.partition(" ")[0]): r for r in sorted(valid, key=lambda r: r.time)}
         used = newest.get((config.runtime.name, config.runtime.device))
         passed = sorted({r.runtime for r in newest.values() if r.passed})

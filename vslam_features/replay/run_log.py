@@ -68,7 +68,7 @@ class ModelRecord:
         note: where it does not run on what was asked for: what was, and why not; else empty.
         runs: of the model, without those of the fallback.
         non_finite, errors: runs that returned NaN or infinity, or raised.
-        empty: runs without a match where the fallback found some. empty_agreed: where it found none either, no faults.
+        empty: runs that found nothing where the fallback did. empty_agreed: where it found nothing either, no faults.
         recovered: faults that the fallback made good. lost: those that it did not.
         incidents: files written. It depends on time and disk, all else is the same in each run on a machine.
         last_fault: in words.
