@@ -35,7 +35,7 @@ demo: $(DEMO_READY)
 	$(BIN)/python -m vslam_features demo --out out/demo
 
 test: $(READY) lint
-	$(BIN)/python -m vslam_features models fetch default
+	$(BIN)/python -m vslam_features models fetch default effnet_cov
 	$(BIN)/python -m pytest
 
 test-fast: $(READY) lint
