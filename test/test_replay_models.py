@@ -221,7 +221,7 @@ def test_what_a_model_says_is_no_markup(tmp_path):
     assert not re.search(r"<b>x|<i>|<u>|<script", html) and "&lt;script&gt;" in html
 
 
-PROGRESS = {"received": 9, "processed": 9, "dropped": 0, "missing": 0}
+PROGRESS = {"received": 9, "processed": 9, "dropped": 0, "missing": 0, "not_searched": 0}
 
 
 def numbers_of(*engines, instead=""):

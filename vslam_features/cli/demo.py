@@ -130,7 +130,8 @@ def _play(processes: Processes, scene: str, out: Path, total: int, hz: float, sp
 def _settled(p: dict) -> bool:
     """True where everything that came in was processed, and everything that goes out has come."""
     done = p["received"] == p["processed"] + p["dropped"] and not p["waiting"] and not p["loop_queue"]
-    return bool(done and p["received"] and p["searched"] == p["keyframes"] == p["front_end_keyframes"])
+    searched = p["searched"] + p["not_searched"]
+    return bool(done and p["received"] and searched == p["keyframes"] == p["front_end_keyframes"])
 
 
 def _wait(processes: Processes, out: Path, name: str, ready, timeout_s: float, what: str) -> None:
@@ -167,6 +168,8 @@ def _problems(p: dict, numbers: dict, total: int) -> list[str]:
     if p["received"] != p["processed"] + p["dropped"]:
         out.append(f"received {p['received']} images, but processed {p['processed']} and dropped {p['dropped']}")
     out += [f"{p[n]} images {n}: too slow a machine for this rate" for n in ("dropped", "missing") if p[n]]
+    if p["not_searched"]:
+        out.append(f"the loops of {p['not_searched']} keyframes were not searched: too slow a machine for this rate")
     if truth["queries_with_loop"] != truth["queries"]:
         out.append(
             f"{truth['queries'] - truth['queries_with_loop']} of {truth['queries']} true loops were not verified"

@@ -155,7 +155,7 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
 
 
 def _set_aside(sidecar: Path) -> None:
-    """A card beside a model that is built comes from another file of that name, or is a user's: it is kept, not used."""
+    """A card beside a model that is built is that of another file of this name, or a user's: kept, but not used."""
     if sidecar.is_file():
         old = sidecar.with_name(sidecar.name + ".old")
         sidecar.replace(old)

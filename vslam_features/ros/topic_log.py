@@ -99,6 +99,7 @@ class TopicLog:
         """A message on ``~/loop_candidates``."""
         if not np.isfinite(table["similarity"]).all():
             raise DataError("a similarity is not finite")
+        self._searched += 1
         if stamp_ns in self._images:
             self._log.add_latency({"image to loops": (time.monotonic() - self._images[stamp_ns][1]) * 1e3})
         for row in table:
@@ -149,7 +150,8 @@ class TopicLog:
         out["loop_queue"] = self._diagnostics.count("map", "loop_queue")
         out["front_end_keyframes"] = self._diagnostics.count("map", "keyframes")
         out["keyframes"] = len(self._log.keyframes)
-        out["searched"] = len(self._log.latency_ms.get("image to loops", ()))
+        out["searched"] = self._searched
+        out["not_searched"] = self._diagnostics.count("map", "loop_queue_dropped")
         out["pairs"] = len(self._log.pairs) + len(self._pairs)
         out["loops"] = sum(p.kind == PairKind.LOOP and p.verified for p in self._log.pairs)
         out["active"] = int(bool(self._diagnostics.parts.get("frames")))
@@ -210,6 +212,7 @@ class TopicLog:
         self._unpictured: dict[int, KeyframeRecord] = {}
         self._pairs: dict[tuple[int, int], PairRecord] = {}
         self._matches: dict[tuple[int, int], MatchPoints] = {}
+        self._searched = 0  # keyframes; a message comes for each, also without candidates
         self._was_reset = False  # by the diagnostics, and no keyframe has come since
 
     def _picture(self, record: KeyframeRecord) -> None:
