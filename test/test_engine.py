@@ -212,15 +212,16 @@ def test_without_a_fallback_nothing_is_claimed_of_an_empty_match():
     assert health(front_end).counts.faults == 0 and not kept()
 
 
-def test_every_distance_has_a_streak_of_its_own():
-    """Each keyframe is matched with the last three: what the nearest say does not end the streak of the others."""
+def test_after_a_proven_fault_no_empty_result_is_believed():
+    """Each keyframe is matched with the last three; the first pair waits for its streak, no other does."""
     front_end = faulty(zero_calls="all", models__zero_matches=2, models__alike=0.0, keyframes__match_last=3)
     results = run(front_end, scene()[:6])
     by_distance = {d: [] for d in (1, 2, 3)}
     for tracked, _ in results:
         for p in tracked.pairs:
             by_distance[p.kf_id - p.ref_kf_id].append(p.matches.status is Status.NO_MATCHES)
-    assert by_distance == {1: [True] + [False] * 4, 2: [True] + [False] * 3, 3: [True] + [False] * 2}
+    assert by_distance == {1: [True] + [False] * 4, 2: [False] * 4, 3: [False] * 3}
+    assert health(front_end).counts.empty == 4 + 4 + 3
 
 
 def test_two_different_places_do_not_trip_the_guard():
@@ -521,3 +522,14 @@ def test_two_threads_share_the_engines():
     assert digest(list(zip(tracked, loops))) == digest(expected)
     assert health(front_end).counts == health(alone).counts and health(front_end).counts.runs > 18
     assert not any(t.faults for t in tracked) and not any(c.faults for c in loops)
+
+
+def test_a_global_descriptor_of_zeros_is_repeated_on_the_fallback():
+    """All zero is what a blank image gives; a model that returns it of others loses every loop without an error."""
+    good = run(FrontEnd(tiny_config()), scene()[:4])
+    front_end = faulty("global", zero_calls="all")
+    results = run(front_end, scene()[:4])
+    counts = health(front_end, "global").counts
+    assert (counts.empty, counts.recovered, counts.lost) == (4, 4, 0)
+    for (_, loops), (_, expected) in zip(results, good):
+        assert np.allclose(loops.keyframe.global_descriptor, expected.keyframe.global_descriptor, atol=1e-5)

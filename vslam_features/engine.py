@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from .artifacts.card import ModelCard
+from .artifacts.contract import breaches
 from .artifacts.incidents import Incidents
 from .errors import BackendError, ModelFileError, NonFiniteError, VslamFeaturesError
 from .runtimes.base import Session
 from .types import ModelIdentity
 
 logger = logging.getLogger(__name__)
+
+_SUSPICION = 8  # empty results that the fallback must share before they are believed again
 _OPTIONAL = {"max_keypoints"}  # a model of others may have a number of its own
 
 
@@ -134,12 +137,18 @@ class Engine:
 
     def __post_init__(self):
         self._lock = threading.Lock()
+        self._suspicion = 0
         self._fallback: tuple[Session, ModelCard] | None = None
 
     @property
     def identity(self) -> ModelIdentity:
         """What makes its results comparable."""
         return self.model.identity
+
+    @property
+    def suspect(self) -> bool:
+        """True after an empty result that the fallback did not share, until it has shared several."""
+        return self._suspicion > 0
 
     @property
     def runtime(self) -> str:
@@ -170,7 +179,7 @@ class Engine:
         with self._lock:
             self.counts.runs += 1
             try:
-                return Answer(bound(self.session, self.model.card)(inputs), self.runtime)
+                return Answer(self._run(self.session, self.model.card, inputs), self.runtime)
             except BackendError as error:
                 if isinstance(error, NonFiniteError):
                     self.counts.non_finite += 1
@@ -211,7 +220,9 @@ class Engine:
                 return None
             if empty(answer.outputs):
                 self.counts.empty_agreed += 1
+                self._suspicion = max(0, self._suspicion - 1)
                 return None
+            self._suspicion = _SUSPICION
             self.counts.empty += 1
             self.counts.recovered += 1
             self._note(fault, inputs, None)
@@ -245,7 +256,14 @@ class Engine:
         if self._fallback is None:
             self._fallback = self.load_fallback()
         session, card = self._fallback
-        return Answer(bound(session, card)(inputs), f"fallback {session.active}", fault)
+        return Answer(self._run(session, card, inputs), f"fallback {session.active}", fault)
+
+    def _run(self, session: Session, card: ModelCard, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs that keep the contract of their role. Raises BackendError for others: they are no results."""
+        outputs = bound(session, card)(inputs)
+        if broken := breaches(card.role, inputs, outputs):
+            raise BackendError(f"{session.active}: {'; '.join(broken)}")
+        return outputs
 
     def _note(self, fault: str, inputs, outputs) -> None:
         """Log and keep a fault that was counted."""

@@ -88,7 +88,7 @@ class FrontEnd:
                 f"stamps must increase: got {frame.stamp_ns} ns after keyframe {last.id} at {last.stamp_ns} ns; "
                 "call reset() after a jump back in time"
             )
-        features = stages.run("describe", self._extract, frame)
+        features = stages.run("describe", self.extract, frame)
         if features is None:
             return Tracked(frame, None, None, (), stages.latency_ms, stages.faults)
         shared = None
@@ -140,7 +140,7 @@ class FrontEnd:
         pair = tracked.pairs[0]
         return self.policy.still(tracked.keyframe.features, self.keyframes[pair.ref_kf_id].features, pair.matches)
 
-    def _extract(self, frame: Frame) -> Features:
+    def extract(self, frame: Frame) -> Features:
         """The features, or where there are none without a reason those of the fallback."""
         features = self.features.extract(frame)
         doubt = self._keypoint_guard.doubt(frame, features)

@@ -9,6 +9,7 @@ TENSORS = {
     "matcher": ("matches0", "mscores0"),
     "global": ("descriptor",),
 }
+_UNIT = 1e-2
 _MARGIN_PX = 1.0  # refined positions may leave the image by less than a pixel
 
 
@@ -59,4 +60,9 @@ def _matcher(inputs, outputs) -> list[str]:
 
 def _global(inputs, outputs) -> list[str]:
     d = outputs["descriptor"]
-    return [] if d.size and d.size == max(d.shape, default=0) else [f"descriptor has shape {d.shape}, expected (D,)"]
+    if not d.size or d.size != max(d.shape, default=0):
+        return [f"descriptor has shape {d.shape}, expected (D,)"]
+    length = float(np.linalg.norm(d.astype(np.float64)))
+    if length > 0 and abs(length - 1) > _UNIT:
+        return [f"descriptor has length {length:.4f}, expected 1 (or 0 where there is nothing to describe)"]
+    return []

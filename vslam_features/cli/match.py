@@ -37,7 +37,7 @@ def add_parser(subparsers) -> None:
 def run(args) -> int:
     """Match, print, draw. Raises the package's errors."""
     from ..frontend import FrontEnd
-    from ..types import Frame
+    from ..types import Frame, Status
 
     _check_picture_path(args.viz)
     config, _ = load_config(args)
@@ -49,8 +49,12 @@ def run(args) -> int:
     front_end = FrontEnd(config.with_values(loops__enabled=False))
     config = front_end.config
     start = time.perf_counter()
-    features = [front_end.features.extract(frame) for frame in frames]
-    matches = front_end.matcher.match(*features, *(frame.camera for frame in frames))
+    features = [front_end.extract(frame) for frame in frames]
+    cameras = [frame.camera for frame in frames]
+    matches = front_end.matcher.match(*features, *cameras)
+    if matches.status is Status.NO_MATCHES:  # one pair: there are no others to tell whether that is probable
+        again = front_end.matcher.match_again(*features, *cameras, doubt="no match between two images")
+        matches = matches if again is None else again
     elapsed_ms = (time.perf_counter() - start) * 1e3
     result = {
         "status": matches.status.label,
@@ -71,6 +75,8 @@ def run(args) -> int:
         "features": config.features.name,
         "matcher": config.matcher.name,
         "runtime": matches.runtime,
+        "instead": front_end.warning,
+        "notes": [h.note for h in front_end.models.health() if h.note],
         "elapsed_ms": round(elapsed_ms, 3),
         "match_ms": round(matches.elapsed_ms, 3),
         "detail": matches.detail or _too_dark(sides, features, config),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
 from ..images import resize_long_side
 from ..options import option
 from ..types import Features, Frame, ModelIdentity
@@ -67,11 +66,6 @@ class LearnedFeatures(FeatureExtractor):
 
     def _features(self, frame: Frame, searched, outputs: dict[str, np.ndarray], recovered: str = "") -> Features:
         keypoints, scores, descriptors = (outputs[name] for name in ("keypoints", "scores", "descriptors"))
-        if not len(keypoints) == len(scores) == len(descriptors):
-            raise DataError(
-                f"{self.engine.model.card.name}: {len(keypoints)} keypoints, {len(scores)} scores and "
-                f"{len(descriptors)} descriptors; the model's card binds the wrong outputs"
-            )
         factor = np.array(frame.image_size, np.float64) / searched
         keypoints = ((keypoints + 0.5) * factor - 0.5).astype(np.float32)
         order = np.argsort(-scores, kind="stable")

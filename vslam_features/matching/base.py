@@ -59,6 +59,11 @@ class Matcher(ABC):
         """
         return None
 
+    @property
+    def suspect(self) -> bool:
+        """True while its empty results are not to be believed, so that ``match_again`` is asked about each."""
+        return False
+
     @abstractmethod
     def match(self, features0: Features, features1: Features) -> Correspondences:
         """Correspondences, best score first. Both feature sets have keypoints."""

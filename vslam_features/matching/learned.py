@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine import Answer
-from ..errors import DataError, PluginError
+from ..errors import PluginError
 from ..options import option
 from ..types import Features, ModelIdentity, Status
 from .base import Correspondences, Matcher, as_vectors
@@ -47,6 +47,11 @@ class LearnedMatcher(Matcher):
                 f"{descriptor_length}: set matcher.name to 'nearest' or features.name to what it takes"
             )
 
+    @property
+    def suspect(self) -> bool:
+        """See :attr:`Matcher.suspect`."""
+        return self.engine.suspect
+
     def match(self, features0: Features, features1: Features) -> Correspondences:
         """See :meth:`Matcher.match`; N may be 0. Raises NonFiniteError, BackendError, DataError."""
         if not len(features0) or not len(features1):  # models need not take none
@@ -73,11 +78,6 @@ class LearnedMatcher(Matcher):
 
     def _correspondences(self, answer: Answer, features0: Features, features1: Features) -> Correspondences:
         matches0, scores0 = answer.outputs["matches0"], answer.outputs["mscores0"]
-        if matches0.shape != (len(features0),) or scores0.shape != matches0.shape:
-            raise DataError(
-                f"{self.engine.model.card.name}: expected a match and a score for each of {len(features0)} keypoints, "
-                f"got shapes {matches0.shape} and {scores0.shape}"
-            )
         rows = np.flatnonzero(self._found(answer.outputs))
         rows = rows[np.argsort(-scores0[rows], kind="stable")]
         pairs = np.stack([rows, matches0[rows]], axis=1).astype(np.int32)

@@ -41,6 +41,9 @@ class VerifiedMatcher:
             )
         try:
             found = self.matcher.match(features0, features1)
+            if not len(found.pairs) and self.matcher.suspect:
+                doubt = "no match, from a model that has lately found none where there were"
+                found = self.matcher.match_again(features0, features1, doubt) or found
         except NonFiniteError as error:  # no fallback made it good
             return Matches.empty(
                 Status.NON_FINITE, detail=str(error), elapsed_ms=_since(start), runtime=self.matcher.runtime

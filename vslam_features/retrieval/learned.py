@@ -34,8 +34,12 @@ class LearnedGlobal(GlobalDescriptor):
 
     def describe(self, frame: Frame, features: Features) -> np.ndarray:
         """See :meth:`GlobalDescriptor.describe`. Raises NonFiniteError, BackendError, DataError."""
-        answer = self.engine.run({"image": self.engine.model.card.preprocessing.apply(frame.image)})
-        return check_descriptor(np.ravel(answer.outputs["descriptor"]), None)
+        inputs = {"image": self.engine.model.card.preprocessing.apply(frame.image)}
+        outputs = self.engine.run(inputs).outputs
+        if not outputs["descriptor"].any():  # as of a blank image, or of a model that broke
+            again = self.engine.doubt(inputs, "the descriptor is all zero", lambda o: not o["descriptor"].any())
+            outputs = outputs if again is None else again.outputs
+        return check_descriptor(np.ravel(outputs["descriptor"]), None)
 
 
 class EffNetCov(LearnedGlobal):
