@@ -171,8 +171,8 @@ class ModelsConfig:
     )
     zero_matches: int = option(
         1,
-        "After so many keyframes in a row without any match to the one before, though both images look alike, or images "
-        "in a row without a keypoint, though they have texture, the fallback is asked; 0: never.",
+        "After so many keyframes in a row without any match to the one before, though both images look alike, or "
+        "images in a row without a keypoint, though they have texture, the fallback is asked; 0: never.",
         low=0,
         high=1000,
     )
