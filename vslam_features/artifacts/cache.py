@@ -81,6 +81,7 @@ def placing(target: str | Path) -> Iterator[BinaryIO]:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
         file = open(part, "xb")
+    placed = False
     try:
         yield file
         with writing(target.parent):
@@ -88,11 +89,12 @@ def placing(target: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             file.close()
             os.replace(part, target)
-    except BaseException:
-        file.raw.close()  # closing the file itself would flush again, fail again, and hide the reason
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+        placed = True
+    finally:
+        if not placed:
+            file.raw.close()  # closing the file itself would flush again, fail again, and hide the reason
+            with contextlib.suppress(OSError):
+                os.unlink(part)
 
 
 @contextlib.contextmanager
