@@ -34,8 +34,7 @@ from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import model_path
-from vslam_features.cli import doctor, model_checks
-from vslam_features.cli import models as models_cli
+from vslam_features.cli import doctor, model_checks, models_show
 from vslam_features.models import Models
 from vslam_features.networks import recipes
 from vslam_features.runtimes import hardware
@@ -95,7 +94,7 @@ def test_list_of_a_fresh_machine(capsys):
     assert code == 0 and list(listed) == NAMES
     assert all(not m["built"] and not m["weights"] and not m["verified"] for m in listed.values())
     assert listed["xfeat"]["weights_mb"] == pytest.approx(6.25, abs=0.01)
-    assert [n for n, m in listed.items() if m["default"]] == [n for n in NAMES if n in models_cli.default_models()]
+    assert [n for n, m in listed.items() if m["default"]] == [n for n in NAMES if n in models_show.default_models()]
 
 
 def test_list_tells_what_is_here_and_where_it_was_verified(ready, capsys):
@@ -229,7 +228,7 @@ def test_sets_of_names(monkeypatch, capsys):
     assert said(capsys, "models", "fetch", "all")[0] == 0 and asked == NAMES
     asked.clear()
     assert said(capsys, "models", "fetch", "xfeat", "default", "xfeat")[0] == 0
-    assert asked == list(dict.fromkeys(["xfeat", *models_cli.default_models()]))
+    assert asked == list(dict.fromkeys(["xfeat", *models_show.default_models()]))
 
 
 @pytest.mark.parametrize("verb", ["fetch", "build", "info", "verify"])
@@ -457,7 +456,7 @@ def test_doctor_on_models_that_are_verified(defaults):
 
 def test_doctor_on_a_fresh_machine():
     checks = list(model_checks.check_models())
-    names = models_cli.default_models()
+    names = models_show.default_models()
     assert [(c.state, c.fix) for c in checks] == [("WARN", f"vslam-features models fetch {n}") for n in names]
 
 

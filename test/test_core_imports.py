@@ -22,7 +22,7 @@ LEVELS = [
     "geometry two_view plane_pose solvers pose_track".split(),
     ["runtimes"],
     ["artifacts"],
-    "engine models reference classical".split(),
+    "engine health models reference classical".split(),
     "features matching retrieval maps keyframes loops odometry_gate empty_guard stages".split(),
     ["frontend"],
     ["networks"],

@@ -15,8 +15,9 @@ from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import locate
 from .config import Config
-from .engine import Engine, Health, OpenedModel, bound
+from .engine import Engine, OpenedModel, bound
 from .errors import ModelFileError, ParityError, VslamFeaturesError
+from .health import Health
 from .reference import ModelFile, Reference
 from .runtimes.base import LoadRequest, Session
 

@@ -16,8 +16,8 @@ from ros_helpers import sequence
 from sensor_msgs.msg import CameraInfo
 
 from vslam_features.config import Config
-from vslam_features.engine import Counts, Health
 from vslam_features.frontend import FrontEnd
+from vslam_features.health import Counts, Health
 from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
 from vslam_features.ros.frames import FrameBuilder
 from vslam_features.ros.inputs import Inputs, Topic

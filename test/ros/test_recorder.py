@@ -24,8 +24,8 @@ from rclpy.executors import SingleThreadedExecutor
 from ros_helpers import node_command
 from sensor_msgs.msg import PointCloud2
 
-from vslam_features.engine import Counts
 from vslam_features.errors import DataError
+from vslam_features.health import Counts
 from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.loop_truth import LoopTruth
 from vslam_features.replay.metrics import metrics

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
-from . import models_verify
+from . import models_show, models_verify
 
 _EXAMPLES = """examples:
   vslam-features models fetch default          the models of the default configuration
@@ -77,22 +75,21 @@ def _precision(parser) -> None:
 
 def run(args) -> int:
     """Run a verb. Raises the package's errors."""
-    verbs = {"list": _list, "fetch": _fetch, "build": _build, "info": _info, "verify": models_verify.run}
+    verbs = {
+        "list": models_show.list_models,
+        "fetch": _fetch,
+        "build": _build,
+        "info": models_show.info,
+        "verify": models_verify.run,
+    }
     return verbs[args.verb](args)
-
-
-def default_models() -> list[str]:
-    """Models that the default configuration uses."""
-    config = Config()
-    groups = (config.features, config.matcher, config.retrieval)
-    return [g.options["model"] for g in groups if "model" in g.options]
 
 
 def _chosen(names: list[str]) -> list:
     """Registry entries of names and sets of names, in order, each once."""
     from ..artifacts.catalogue import find_entry, load_catalogue
 
-    sets = {"default": default_models(), "all": list(load_catalogue())}
+    sets = {"default": models_show.default_models(), "all": list(load_catalogue())}
     wanted = [n for name in names for n in sets.get(name, [name])]
     return [find_entry(name) for name in dict.fromkeys(wanted)]
 
@@ -196,86 +193,3 @@ def _write(entry, weights: Path, precision: str, target: Path) -> None:
             f"another machine and copy its {target} to the same place here"
         ) from error
     build_model(entry, weights, precision)
-
-
-def _list(args) -> int:
-    from ..artifacts.cache import cache_root
-    from ..artifacts.catalogue import load_catalogue
-
-    catalogue, default = load_catalogue(), default_models()
-    rows = [_state(entry, name in default) for name, entry in catalogue.items()]
-    if args.json:
-        print(json.dumps({"cache": str(cache_root()), "models": rows}))
-        return 0
-    print(f"{'name':<18} {'role':<9} {'licence':<13} {'weights':>8}  {'here':<12} verified on")
-    for r in rows:
-        name = r["name"] + (" *" if r["default"] else "")
-        here = ", ".join(r["built"]) or ("weights" if r["weights"] else "-")
-        mb = f"{r['weights_mb']:.1f} MB"
-        print(f"{name:<18} {r['role']:<9} {r['licence']:<13} {mb:>8}  {here:<12} {', '.join(r['verified']) or '-'}")
-    print(f"* of the default configuration; files are in {cache_root()}")
-    return 0
-
-
-def _state(entry, default: bool) -> dict:
-    from ..artifacts.records import records_of
-    from ..artifacts.sources import weights_path
-    from ..artifacts.store import content_sha256, model_path
-
-    built = [p for p in ("fp32", "fp16") if model_path(entry.name, p).is_file()]
-    records = [r for p in built for r in records_of(content_sha256(model_path(entry.name, p)))]
-    return {
-        "name": entry.name,
-        "role": entry.role,
-        "version": entry.version,
-        "licence": entry.licence,
-        "homepage": entry.homepage,
-        "default": default,
-        "weights_mb": entry.weights.size / 1e6,
-        "weights": weights_path(entry).is_file(),
-        "built": built,
-        "verified": sorted({r.runtime for r in records if r.passed}),
-        "failed": sorted({r.runtime for r in records if not r.passed}),
-    }
-
-
-def _info(args) -> int:
-    from ..artifacts.card import identity, read_card
-    from ..artifacts.file_kind import identify
-    from ..artifacts.records import records_of
-    from ..artifacts.store import content_sha256, locate
-    from ..models import proven_sha256
-
-    path = locate(args.model, args.precision)
-    facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
-    facts["sha256"] = content_sha256(path)
-    try:
-        card = read_card(path)
-    except ModelError as error:
-        facts["card"] = str(error)
-    else:
-        facts["card"] = card.to_dict()
-        records = records_of(facts["sha256"])
-        facts["identity"] = sorted({str(identity(card, proven_sha256(r))) for r in records})
-        facts["records"] = [dataclasses.asdict(r) for r in records]
-    facts |= _tensors(path)
-    print(json.dumps(facts, indent=None if args.json else 2))
-    return 0
-
-
-def _tensors(path: Path) -> dict:
-    """Inputs and outputs as ONNX Runtime sees them; why not, where it does not."""
-    from .. import registry
-    from ..runtimes.base import LoadRequest
-
-    name = "openvino" if path.suffix == ".xml" else "onnxruntime"
-    try:
-        session = registry.get("runtime", name)().load(path, LoadRequest())
-    except ModelError as error:
-        return {"tensors": str(error)}
-    sides = {"inputs": session.inputs, "outputs": session.outputs}
-    return {side: {n: f"{s.dtype} {_shape(s)}" for n, s in specs.items()} for side, specs in sides.items()}
-
-
-def _shape(spec) -> str:
-    return "?" if spec.shape is None else "x".join("N" if n is None else str(n) for n in spec.shape) or "scalar"

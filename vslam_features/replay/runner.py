@@ -14,9 +14,9 @@ from pathlib import Path
 import cv2
 
 from ..config import Config
-from ..engine import Health
 from ..errors import ConfigError
 from ..frontend import FrontEnd
+from ..health import Health
 from ..types import Frame, Keyframe, Loops, PairResult, Tracked
 from .run_log import KeyframeRecord, MatchPoints, ModelRecord, PairRecord, RunLog
 from .source import Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..engine import Health
+from ..health import Health
 from .diagnostic_report import ERROR, WARN, Report
 
 
