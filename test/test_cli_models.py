@@ -35,6 +35,7 @@ from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import model_path
 from vslam_features.cli import doctor, model_checks, models_show
+from vslam_features.cli import models as models_cli
 from vslam_features.models import Models
 from vslam_features.networks import recipes
 from vslam_features.runtimes import hardware
