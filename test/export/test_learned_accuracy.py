@@ -1,4 +1,4 @@
-"""The learned models on real images: what README says of them holds. Slow: minutes on two cores."""
+"""The learned models on real images: what README says of them holds. Minutes on two cores, so run with test/export."""
 
 import importlib.util
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_effnet_cov_finds_places_again(data_dir):
 def test_poses_of_wide_baselines_are_as_good_as_said(data_dir):
     """AUC@5/10/20 of the benchmark, median of five seeds of LO-RANSAC."""
     pytest.importorskip("poselib")
-    path = Path(__file__).parents[1] / "benchmarks" / "pose_auc.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "pose_auc.py"
     spec = importlib.util.spec_from_file_location("pose_auc", path)
     pose_auc = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pose_auc)
