@@ -63,6 +63,6 @@ def _global(inputs, outputs) -> list[str]:
     if not d.size or d.size != max(d.shape, default=0):
         return [f"descriptor has shape {d.shape}, expected (D,)"]
     length = float(np.linalg.norm(d.astype(np.float64)))
-    if length > 0 and abs(length - 1) > _UNIT:
+    if np.isfinite(length) and length > 0 and abs(length - 1) > _UNIT:
         return [f"descriptor has length {length:.4f}, expected 1 (or 0 where there is nothing to describe)"]
     return []
