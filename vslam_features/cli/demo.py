@@ -17,6 +17,7 @@ from .processes import ProcessError, Processes
 
 RATE_HZ = 4.0
 SETTLE_S = 60.0
+QUIET_S = 4.0
 START_S = 300.0  # models without a parity record are verified before the front-end answers
 
 
@@ -116,7 +117,9 @@ def _play(processes: Processes, scene: str, out: Path, total: int, hz: float, sp
             if progress != last:
                 changed, last = time.monotonic(), progress
             played = processes.ended("player")
-            if played and _settled(progress):
+            # Diagnostics come once a second: what they say of an image or two that have just come is not the last word.
+            whole = progress.get("received", 0) >= total or time.monotonic() - changed > QUIET_S
+            if played and whole and _settled(progress):
                 break
             if time.monotonic() - changed > SETTLE_S:
                 raise ProcessError(f"nothing has changed for {SETTLE_S:g} s; last seen: {progress}")
