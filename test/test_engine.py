@@ -293,7 +293,9 @@ def test_features_that_find_nothing_in_an_image_with_texture_are_recovered(match
 
     honest, front_end = run(front_end_of("")), front_end_of("3-100")
     results = run(front_end)
-    assert statuses(results) == [Status.OK] + [Status.FAULT_RECOVERED] * 7
+    first, *others = statuses(honest)
+    assert first is Status.OK and others.count(Status.OK) >= 6  # a solver may call a pair degenerate
+    assert statuses(results) == [first, *(Status.FAULT_RECOVERED if s is Status.OK else s for s in others)]
     for (a, _), (b, _) in zip(honest, results):
         assert np.array_equal(a.keyframe.features.keypoints, b.keyframe.features.keypoints)
         assert np.abs(a.keyframe.features.descriptors - b.keyframe.features.descriptors).max() < 1e-5

@@ -506,10 +506,12 @@ def test_a_fault_of_the_real_matcher_on_pair_3_of_8_is_recovered(fault, said):
     made = make_scene("room", width=320, height=240, fps=5.0)
     values = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS)) | {"keyframes.every": 1}
     values |= {"features.max_keypoints": 512, "runtime.name": "fake", "runtime.options.only": "lighterglue"}
-    FrontEnd(Config.from_flat(values))  # the gate has its own calls
+    honest = FrontEnd(Config.from_flat(values))  # also because the gate has its own calls
+    expected = [p.matches.status for i in range(9) for p in honest.process(made.frame(i))[0].pairs]
+    assert expected[2] is Status.OK and set(expected) <= {Status.OK, Status.DEGENERATE}  # the solver's word
     front_end = FrontEnd(Config.from_flat({**values, f"runtime.options.{fault}": "3"}))
     pairs = [p.matches for i in range(9) for p in front_end.process(made.frame(i))[0].pairs]
-    assert [p.status for p in pairs] == [Status.OK] * 2 + [Status.FAULT_RECOVERED] + [Status.OK] * 5
+    assert [p.status for p in pairs] == [*expected[:2], Status.FAULT_RECOVERED, *expected[3:]]
     assert said in pairs[2].detail and pairs[2].num_inliers > 60
     counts = front_end.models.health()[1].counts
     assert (counts.runs, counts.faults, counts.recovered, counts.lost, counts.incidents) == (8, 1, 1, 0, 1)
