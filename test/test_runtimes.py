@@ -32,7 +32,7 @@ from vslam_features.errors import (
 )
 from vslam_features.options import check
 from vslam_features.runtimes import hardware
-from vslam_features.runtimes.base import LoadRequest, reason
+from vslam_features.runtimes.base import LoadRequest, all_finite, reason
 from vslam_features.runtimes.digest import input_digest
 from vslam_features.runtimes.fake import Calls, Fake
 from vslam_features.runtimes.ort import OnnxRuntime, cache_of
@@ -830,3 +830,16 @@ def test_engines_of_tensorrt_are_kept_apart_by_content(tmp_path):
         folders.add(cache_of(model, OnnxRuntime.Options(cache_dir="/c")).cache_dir)
     assert len(folders) == 2 and all(f.startswith("/c/") for f in folders)
     assert cache_of(model, OnnxRuntime.Options()).cache_dir == ""
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_finiteness_of_any_array(dtype, bad):
+    top = np.finfo(dtype).max
+    for good in (np.zeros(0, dtype), np.full((3, 4), top, dtype), np.array([top, -top], dtype), np.ones((), dtype)):
+        assert all_finite(good)
+        if good.size:
+            wrong = good.copy()
+            wrong.flat[-1] = bad
+            assert not all_finite(wrong)
+    assert not all_finite(np.array([np.inf, -np.inf, 0], dtype))

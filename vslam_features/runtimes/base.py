@@ -82,7 +82,7 @@ class Session(ABC):
             BackendError: the runtime failed.
         """
         outputs = self._run(self._checked(inputs))
-        bad = [name for name, value in outputs.items() if value.dtype.kind == "f" and not np.isfinite(value).all()]
+        bad = [name for name, value in outputs.items() if value.dtype.kind == "f" and not all_finite(value)]
         if bad:
             counts = ", ".join(f"{(~np.isfinite(outputs[n])).sum()} of {outputs[n].size} in '{n}'" for n in bad)
             raise NonFiniteError(f"{self.active}: outputs are not finite: {counts}", outputs)
@@ -105,7 +105,7 @@ class Session(ABC):
             ):
                 wanted = tuple("?" if s is None else s for s in spec.shape)
                 raise DataError(f"model input '{name}': expected shape {wanted}, got {value.shape}")
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
+            if value.dtype.kind == "f" and not all_finite(value):
                 raise DataError(f"model input '{name}': {(~np.isfinite(value)).sum()} values are not finite")
             out[name] = value
         return out
@@ -159,3 +159,11 @@ def reason(error: Exception, limit: int = 400) -> str:
 def backend_failure(active: Active, error: Exception) -> BackendError:
     """The typed error for whatever a library raised while it ran."""
     return BackendError(f"{active}: {type(error).__name__}: {reason(error)}")
+
+
+def all_finite(value: np.ndarray) -> bool:
+    """True where no element is NaN or infinite. A sum tells, in a third of the time, unless it overflows by itself."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(value.sum()):
+            return True
+    return bool(np.isfinite(value).all())
