@@ -58,7 +58,7 @@ def _has_codebook(config: Config) -> bool:
 
 def _missing(model: str, config: Config) -> bool:
     """Whether a model cannot be opened for want of its file or of the library that runs it."""
-    if _library(config):
+    if _library_missing(config):
         return True
     try:
         locate(model, config.runtime.precision)
@@ -67,19 +67,19 @@ def _missing(model: str, config: Config) -> bool:
     return False
 
 
-def _library(config: Config) -> str:
-    """The library of the default runtime, where it is not installed; else empty.
+def _library_missing(config: Config) -> bool:
+    """Whether the default runtime is asked for and its library is not installed.
 
     A runtime or device that somebody chose is no default: where it is missing, that is an error when it is loaded.
     """
     default = (config.runtime.name, config.runtime.device) == ("onnxruntime", "cpu")
-    return "onnxruntime" if default and importlib.util.find_spec("onnxruntime") is None else ""
+    return default and importlib.util.find_spec("onnxruntime") is None
 
 
 def _problem(models: list[str], config: Config) -> str:
     """Why these models cannot be opened, and what brings them, in one sentence."""
-    if library := _library(config):
-        return f"{library} is not installed: run \"pip install 'vslam_features[cpu]'\""
+    if _library_missing(config):
+        return "onnxruntime is not installed: run \"pip install 'vslam_features[cpu]'\""
     if len(models) > 1 and not any(Path(m).suffix in SUFFIXES for m in models):
         precision = config.runtime.precision
         variant = "" if precision == "fp32" else f" --precision {precision}"

@@ -37,7 +37,7 @@ def compare(role: str, runs, expected, got, limits: Limits) -> Comparison:
     if role == "features":
         compare_keypoints(result, expected, got, limits)
     elif role == "matcher":
-        _matches(result, runs[0], expected[0], got[0], limits)
+        _matches(result, expected[0], got[0], limits)
     else:
         _globals(result, expected, got, limits)
     most = PAIR_FACTOR * limits.rms
@@ -62,7 +62,7 @@ def _shape_problems(role: str, expected, got) -> list[str]:
     return [f"{name} has shape {got[name].shape}, the reference {expected[name].shape}"]
 
 
-def _matches(result: Comparison, inputs, e, g, limits: Limits) -> None:
+def _matches(result: Comparison, e, g, limits: Limits) -> None:
     is_e, is_g = matched(e), matched(g)
     result.matches = int(is_e.sum()), int(is_g.sum())
     result.evidence = result.matches[0] >= EVIDENCE
