@@ -38,6 +38,18 @@ class DataError(VslamFeaturesError):
     """An array at a boundary has the wrong shape, type or a non-finite value."""
 
 
+class MapError(VslamFeaturesError):
+    """A map cannot be written, saved or loaded."""
+
+
+class MapFileError(MapError):
+    """A file is no map, is one of another version, or cannot be read."""
+
+
+class MapDamagedError(MapFileError):
+    """A map file is damaged; the message names the file and the table."""
+
+
 class ModelError(VslamFeaturesError):
     """Root of what can be wrong with a learned model."""
 

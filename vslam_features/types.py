@@ -253,8 +253,26 @@ class Matches:
 
 
 @dataclass(frozen=True)
+class KeyframeHeader:
+    """A keyframe without its arrays: of these a map holds all in memory. Fields as in :class:`Keyframe`."""
+
+    id: int
+    session: int
+    stamp_ns: int
+    frame_id: str
+    camera: Camera | None
+    pose: Pose | None
+    image_size: tuple[int, int]
+    num_keypoints: int
+
+
+@dataclass(frozen=True)
 class Keyframe:
-    """A frame kept in the map. ``thumbnail``: uint8, small, for people. ``id`` counts from 0."""
+    """A frame kept in the map. ``thumbnail``: uint8, small, for people. ``id`` counts from 0.
+
+    ``session``: how often the map had been continued when the keyframe came. Stamps and odometry frames of different
+    sessions have nothing to do with one another.
+    """
 
     id: int
     stamp_ns: int
@@ -264,6 +282,15 @@ class Keyframe:
     pose: Pose | None = None
     global_descriptor: np.ndarray | None = None
     thumbnail: np.ndarray | None = None
+    session: int = 0
+
+    @property
+    def header(self) -> KeyframeHeader:
+        """The keyframe without its arrays."""
+        f = self.features
+        return KeyframeHeader(
+            self.id, self.session, self.stamp_ns, self.frame_id, self.camera, self.pose, f.image_size, len(f)
+        )
 
 
 @dataclass(frozen=True)
@@ -322,3 +349,24 @@ class Loops:
     gated: tuple[Candidate, ...] = ()
     latency_ms: dict[str, float] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MapModels:
+    """Identities of what a map's descriptors were computed by. ``global_descriptor`` None: the map has none."""
+
+    features: ModelIdentity
+    global_descriptor: ModelIdentity | None = None
+
+
+@dataclass(frozen=True)
+class MapEntry:
+    """A keyframe with all that a map keeps of it, stored together or not at all.
+
+    ``pairs``: attempted pairs with older keyframes. ``candidates``, ``gated``: as in :class:`Loops`.
+    """
+
+    keyframe: Keyframe
+    pairs: tuple[PairResult, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    gated: tuple[Candidate, ...] = ()
