@@ -24,6 +24,7 @@ from .config_groups import (
     GeometryConfig,
     KeyframesConfig,
     LoopsConfig,
+    MapConfig,
     MatcherConfig,
     ModelsConfig,
     RetrievalConfig,
@@ -46,6 +47,7 @@ class Config:
     loops: LoopsConfig = field(default_factory=LoopsConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
+    map: MapConfig = field(default_factory=MapConfig)
     threads: int = option(0, "OpenCV threads; 0: all cores.", low=0, high=1024)
     # Inputs: how images, calibration and poses come in (node and bag replay).
     image_transport: str = option("raw", "Subscribe to image or image/compressed.", choices=("raw", "compressed"))
@@ -74,7 +76,16 @@ class Config:
         choices=("exact", "approximate"),
     )
     sync_slop_s: float = option(0.02, "Largest stamp difference for sync: approximate.", low=1e-6, high=10.0)
-    map_path: str = option("", "No effect yet: this version keeps the map in memory; nothing is stored.")
+    map_path: str = option(
+        "",
+        "Map file: continued, or made where there is none; may be set while the node is active, for the services. "
+        "Empty: a new file for each run, in the state folder.",
+    )
+    mode: str = option(
+        "mapping",
+        "Keyframes are added to the map, or its places are only recognised and the file never changes.",
+        choices=("mapping", "localization"),
+    )
 
     def __post_init__(self):
         problems = check(self)

@@ -181,3 +181,16 @@ class ModelsConfig:
     )
     incidents: int = option(20, "Inputs of failed runs kept as files; 0: none.", low=0, high=10_000)
     incidents_mb: float = option(100.0, "Most megabytes that they take.", low=0.0, high=1e6)
+
+
+@dataclass(frozen=True)
+class MapConfig:
+    """How the map is kept (which one: map_path and mode below)."""
+
+    cache_mb: int = option(
+        128, "Megabytes of keyframes that are kept in memory; older ones are read from the file.", low=1, high=100_000
+    )
+    queue: int = option(64, "Keyframes that may wait for the disk; beyond, new ones wait.", low=1, high=10_000)
+    keep_sessions: int = option(
+        5, "With an empty map_path: files of earlier runs that are kept beside the one of now.", low=0, high=1_000_000
+    )
