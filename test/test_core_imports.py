@@ -16,7 +16,7 @@ BLOCKED = (
 # comes of it, from its own.
 LEVELS = [
     [
-        *"errors registry image_headers distortion camera images options parameter_file".split(),
+        *"errors registry image_headers distortion camera images options parameter_file pickle_machine".split(),
         *"config config_groups types share".split(),
     ],
     "geometry two_view plane_pose solvers pose_track".split(),
@@ -25,6 +25,7 @@ LEVELS = [
     "engine health models reference classical".split(),
     "features matching retrieval maps keyframes loops odometry_gate empty_guard stages".split(),
     ["frontend"],
+    ["exchange"],
     ["networks"],
     ["replay"],
     ["cli", "ros"],

@@ -1,0 +1,1 @@
+"""Maps in the formats of others: COLMAP, hloc, tinynav."""
