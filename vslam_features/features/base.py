@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import DataError
+from ..half import exact_half
 from ..images import resize_long_side, to_grey
 from ..models import Models
 from ..types import Features, Frame, ModelIdentity
@@ -115,14 +116,13 @@ def store_descriptors(features: Features, policy: str) -> Features:
     d = features.descriptors
     if policy == "never" or d.dtype != np.float32:
         return features
+    if policy == "lossless":
+        return replace(features, descriptors=exact_half(d))
     with np.errstate(over="ignore"):  # an overflow is looked for right below
         half = d.astype(np.float16)
-    if policy == "always":
-        if not np.isfinite(half).all():
-            raise DataError(
-                f"descriptors of {features.model} do not fit fp16 (largest magnitude {np.abs(d).max():g}, "
-                "limit 65504): set features.fp16 to 'lossless'"
-            )
-    elif not np.array_equal(half.astype(np.float32), d):
-        return features
+    if not np.isfinite(half).all():
+        raise DataError(
+            f"descriptors of {features.model} do not fit fp16 (largest magnitude {np.abs(d).max():g}, "
+            "limit 65504): set features.fp16 to 'lossless'"
+        )
     return replace(features, descriptors=half)

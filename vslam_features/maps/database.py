@@ -1,0 +1,149 @@
+"""A map file as a database: made whole or not at all, opened with all checks that need no scan, errors that say what.
+
+Rollback journal rather than WAL: a WAL writes every byte twice, and a map that is copied without it has lost data.
+Such a journal lies beside the map while it is written; after a crash the next who opens the map rolls it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from .. import __version__
+from ..errors import MapDamagedError, MapError, MapFileError
+from .placing import placed_file
+from .rows import insert
+from .tables import APPLICATION_ID, META, PAGE_SIZE, SCHEMA_VERSION, TABLES
+
+SOFTWARE = f"vslam_features {__version__}"
+BUSY_S = 30.0
+"""Another process that reads or writes holds its lock for one keyframe, or for one step of a copy."""
+
+
+def create(path: Path) -> None:
+    """Make an empty map. Raises MapError where it cannot be written, or where ``path`` is there already."""
+    with placed_file(path, replace=False) as part, reported(path):
+        connection = sqlite3.connect(part, isolation_level=None)
+        with contextlib.closing(connection):
+            connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            connection.execute("PRAGMA journal_mode = OFF")  # the file is not a map before its name says so
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("BEGIN")
+            for table in TABLES:
+                connection.execute(table.sql)
+            counts = dict.fromkeys(("keyframes", "global_descriptors", "matches", "loops", "payload_bytes"), 0)
+            insert(connection, META, 0, {"software": SOFTWARE, "created_ns": time.time_ns(), **counts})
+            connection.execute("COMMIT")
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, usable from any thread (by one at a time).
+
+    Raises:
+        MapFileError: no such file, not a map, another schema version.
+        MapDamagedError: the schema is not that of its version, or the file is cut short.
+    """
+    _must_exist(path)
+    if _has_journal(path):  # of a crash, or of somebody who writes now: SQLite tells them apart
+        with reported(path, "roll back what a crash left half-written"), contextlib.closing(_connect(path, "rw")) as c:
+            c.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    with reported(path):
+        return _checked(path, _connect(path, "ro"))
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """As ``open_for_reading``, for the one writer. Hold its lock (:class:`~.lock.WriterLock`) first."""
+    _must_exist(path)
+    with reported(path):
+        connection = _checked(path, _connect(path, "rw"))
+        connection.execute("PRAGMA journal_mode = TRUNCATE")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+
+@contextlib.contextmanager
+def reported(path: Path, table: str = "") -> Iterator[None]:
+    """Turns SQLite's errors of the block into ours, which name the file and the table."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(path, table, error) from error
+    except OSError as error:
+        raise MapError(f"{path}: {error.strerror or error}") from error
+
+
+def damaged(path: Path, table: str, row: int | str, what: object) -> MapDamagedError:
+    """The error for a row that is not what was written."""
+    return MapDamagedError(f"{path}: table {table}, row {row}: {what}; 'map verify' lists all damage, {_RECOVER}")
+
+
+_RECOVER = "'map recover' saves what is intact"
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    # A file that somebody else made may define what it likes: nothing of it is to run.
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA cache_size = -4096")
+    return connection
+
+
+def _checked(path: Path, connection: sqlite3.Connection) -> sqlite3.Connection:
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != APPLICATION_ID:
+            raise MapFileError(f"{path} is no map: its SQLite application id is {application:#x}, not 'VMAP'")
+        if version != SCHEMA_VERSION:
+            newer = "a newer version of this package made it" if version > SCHEMA_VERSION else "the header is damaged"
+            raise MapFileError(f"{path}: schema version {version}, this version reads {SCHEMA_VERSION}: {newer}")
+        found = {name: sql for name, sql in connection.execute("SELECT name, sql FROM sqlite_schema")}
+        wrong = [t.name for t in TABLES if found.pop(t.name, None) != t.sql]
+        if wrong or found:
+            names = ", ".join([*wrong, *(str(name) for name in found)])
+            raise damaged(path, "sqlite_schema", names, "not as schema version 1 defines it")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _must_exist(path: Path) -> None:
+    try:
+        if not os.path.isfile(path):
+            raise MapFileError(f"{path}: {'no file' if os.path.exists(path) else 'there is no such map'}")
+        if os.path.getsize(path) == 0:
+            raise MapFileError(f"{path} is no map: the file is empty")
+    except OSError as error:
+        raise MapFileError(f"{path}: {error.strerror or error}") from error
+
+
+def _has_journal(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.getsize(f"{path}-journal") > 0
+    return False
+
+
+def _translated(path: Path, table: str, error: sqlite3.Error) -> MapError:
+    text = str(error)
+    where = f"{path}: table {table}: " if table else f"{path}: "
+    if "not a database" in text:
+        return MapFileError(f"{path} is no map: {text}")
+    if "malformed" in text or isinstance(error, sqlite3.DataError | OverflowError):
+        return MapDamagedError(f"{where}damaged ({text}); {_RECOVER}")
+    if "full" in text:
+        return MapError(f"{where}the disk is full, or the file may not grow ({text}): make room")
+    if "locked" in text:
+        return MapError(f"{where}another process holds it for more than {BUSY_S:.0f} s ({text})")
+    if "readonly" in text or "unable to open" in text:
+        return MapFileError(f"{where}{text}: check the permissions of the file and its folder")
+    return MapError(f"{where}{text}")

@@ -1,0 +1,59 @@
+"""The one writer of a map."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from ..errors import MapError
+
+
+class WriterLock:
+    """Held from construction to ``release``, or to the end of the process, however that comes.
+
+    A file of its own beside the map: closing any handle of the map itself would drop the locks that SQLite holds.
+    """
+
+    def __init__(self, path: Path):
+        """``path``: of the map. Raises MapError where another holds it, or where its folder cannot be written."""
+        self._path = path.with_name(f".{path.name}.lock")
+        while True:
+            try:
+                self._file = open(self._path, "a+", encoding="ascii")
+            except OSError as error:
+                raise MapError(
+                    f"{path} cannot be written: no lock file in its folder ({error.strerror}); choose another folder, "
+                    "or open the map with mode: localization"
+                ) from error
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.seek(0)
+                holder = self._file.read(20).strip()
+                self._file.close()
+                raise MapError(
+                    f"{path}: another process ({holder or 'unknown'}) writes to this map; end it, or read only"
+                ) from None
+            except OSError as error:
+                self._file.close()
+                raise MapError(f"{path} cannot be locked ({error.strerror}): put it on a local disk") from error
+            if self._is_there():
+                break
+            self._file.close()  # removed by the one who had it between our open and our lock
+        self._file.truncate(0)
+        self._file.write(f"pid {os.getpid()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others write. Safe to call twice."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # while it is held, so that nobody can hold a file that is gone
+            self._file.close()
+
+    def _is_there(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        return False

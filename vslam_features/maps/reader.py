@@ -1,0 +1,277 @@
+"""Reads a map file: an index at once, keyframes when they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, MapError, VslamFeaturesError
+from ..types import (
+    Candidate,
+    Features,
+    Keyframe,
+    KeyframeHeader,
+    MapEntry,
+    MapModels,
+    Matches,
+    ModelIdentity,
+    PairKind,
+    PairResult,
+    Status,
+)
+from . import database
+from .records import camera_of, identity_of, member_of, pose_of
+from .rows import Row, read, scan
+from .tables import (
+    CAMERAS,
+    FEATURES,
+    GLOBAL_DESCRIPTORS,
+    KEYFRAMES,
+    LOOPS,
+    MATCHES,
+    META,
+    MODELS,
+    SESSIONS,
+    Table,
+)
+
+
+class MapReader:
+    """A map file, read-only; safe between threads, and beside a writer in any process.
+
+    Opening reads the small tables only; ``headers`` reads one small row a keyframe. What follows the last keyframe that
+    was there when ``headers`` was called is not seen. Checksums and finiteness are checked the first time that an array
+    is read. All methods raise MapDamagedError, which names file and table, for rows that are not what was written.
+
+    Attributes:
+        path: of the file.
+        models: the identities of its descriptors; None for a role that no keyframe has.
+        meta: the counters and the origin of the map.
+
+    Raises:
+        MapFileError: no such file, not a map, another schema version.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self._lock = threading.RLock()
+        self._checked: set[tuple[str, int]] = set()
+        self._headers: list[KeyframeHeader] | None = None
+        self._connection = database.open_for_reading(self.path)
+        try:
+            with self._reading("meta"):
+                row = read(self._connection, META, 0)
+                if row is None:
+                    raise DataError("there is no row")
+                self.meta = {c.name: row[c.name] for c in META.columns}
+            with self._reading("models"):
+                self._models = {r["id"]: identity_of(r) for r in scan(self._connection, MODELS)}
+            with self._reading("cameras"):
+                self._cameras = {r["id"]: camera_of(r) for r in scan(self._connection, CAMERAS)}
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> MapReader:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file. Safe to call twice."""
+        with self._lock:
+            self._connection.close()
+
+    @property
+    def identities(self) -> list[ModelIdentity]:
+        """All that the file names."""
+        return list(self._models.values())
+
+    @property
+    def models(self) -> MapModels | None:
+        """Identities of the descriptors; None of a map without keyframes."""
+        by_role = {m.role: m for m in self._models.values()}
+        return MapModels(by_role["features"], by_role.get("global")) if "features" in by_role else None
+
+    def sessions(self) -> dict[int, int]:
+        """Session -> wall time of its first keyframe in nanoseconds since 1970."""
+        with self._reading("sessions"):
+            return {r["id"]: r["started_ns"] for r in scan(self._connection, SESSIONS)}
+
+    def headers(self) -> list[KeyframeHeader]:
+        """Of all keyframes, in order of their ids, which are 0, 1, 2 ..."""
+        with self._reading("keyframes"):
+            meta = read(self._connection, META, 0)  # of now: a writer may have gone on
+            if meta is None:
+                raise DataError("table meta has no row")
+            self._refresh_small()
+            self._headers = headers = []
+            for row in scan(self._connection, KEYFRAMES, 0, meta["keyframes"]):
+                if row["id"] != len(headers):
+                    raise DataError(f"keyframe {len(headers)} is missing")
+                headers.append(self._header(row))
+            if len(headers) != meta["keyframes"]:
+                raise DataError(f"{meta['keyframes']} keyframes expected, got {len(headers)}")
+            return list(headers)
+
+    def keyframe(self, kf_id: int) -> Keyframe:
+        """A keyframe with features, thumbnail and global descriptor. Raises IndexError for an id that is not there."""
+        with self._reading("keyframes", kf_id):
+            row = self._row(KEYFRAMES, kf_id)
+            header = self._header(row)
+        with self._reading("features", kf_id):
+            features, thumbnail = self._features(header)
+        descriptor = self._global(kf_id) if row["has_global_descriptor"] else None
+        h = header
+        return Keyframe(kf_id, h.stamp_ns, h.frame_id, features, h.camera, h.pose, descriptor, thumbnail, h.session)
+
+    def thumbnail(self, kf_id: int) -> np.ndarray | None:
+        """Of a keyframe, without its features."""
+        with self._reading("features", kf_id):
+            return self._array(self._row(FEATURES, kf_id), "thumbnail")
+
+    def global_descriptors(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(id, (D,) f16 or f32) of the keyframes that have one, ids ascending."""
+        with self._reading("global_descriptors"):
+            count = read(self._connection, META, 0)["global_descriptors"]
+            ids = [r[0] for r in self._connection.execute("SELECT id FROM global_descriptors ORDER BY id")][:count]
+            if len(ids) != count:
+                raise DataError(f"{count} rows expected, got {len(ids)}")
+        for kf_id in ids:
+            yield kf_id, self._global(kf_id)
+
+    def confirmed_loops(self) -> list[tuple[int, int]]:
+        """(id, reference id) of all verified loops."""
+        with self._reading("loops"):
+            count = read(self._connection, META, 0)["loops"]
+            rows = list(scan(self._connection, LOOPS, 0, count))
+            if len(rows) != count:
+                raise DataError(f"{count} rows expected, got {len(rows)}")
+            return [(r["keyframe"], r["reference"]) for r in rows if r["status"] in _CONFIRMS]
+
+    def pairs(self, kf_id: int) -> tuple[PairResult, ...]:
+        """The attempted pairs of a keyframe with older ones."""
+        with self._reading("keyframes", kf_id):
+            keyframe = self._row(KEYFRAMES, kf_id)
+            first, count = keyframe["first_match"], keyframe["num_matches"]
+        with self._reading("matches", f"{first} to {first + count - 1}"):
+            rows = list(scan(self._connection, MATCHES, first, count))
+            if len(rows) != count or any(r["keyframe"] != kf_id for r in rows):
+                raise DataError(f"{count} rows of keyframe {kf_id} expected, got {len(rows)}")
+            return tuple(self._pair(r) for r in rows)
+
+    def entry(self, kf_id: int) -> MapEntry:
+        """A keyframe with all that belongs to it."""
+        keyframe = self.keyframe(kf_id)
+        with self._reading("loops", kf_id):
+            row = self._row(KEYFRAMES, kf_id)
+            rows = list(scan(self._connection, LOOPS, row["first_loop"], row["num_loops"]))
+            if len(rows) != row["num_loops"] or any(r["keyframe"] != kf_id for r in rows):
+                raise DataError(f"{row['num_loops']} rows of keyframe {kf_id} expected, got {len(rows)}")
+            candidates = tuple(self._candidate(r) for r in rows if not r["gated"])
+            gated = tuple(self._candidate(r) for r in rows if r["gated"])
+        return MapEntry(keyframe, self.pairs(kf_id), candidates, gated)
+
+    # -- rows ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _reading(self, table: str, row: int | str = "?") -> Iterator[None]:
+        """One thread at a time, with errors that name the file and the table."""
+        try:
+            with self._lock, database.reported(self.path, table):
+                yield
+        except MapError:
+            raise
+        except VslamFeaturesError as error:
+            raise database.damaged(self.path, table, row, error) from error
+
+    def _row(self, table: Table, row_id: int) -> Row:
+        row = read(self._connection, table, row_id)
+        if row is None and table is KEYFRAMES and not 0 <= row_id < self._count():
+            raise IndexError(f"keyframe id {row_id}: {self.path} has 0 to {self._count() - 1}")
+        if row is None:
+            raise DataError("the row is missing")
+        return row
+
+    def _count(self) -> int:
+        meta = read(self._connection, META, 0)
+        return meta["keyframes"] if meta else 0
+
+    def _array(self, row: Row, name: str) -> np.ndarray | None:
+        key = (f"{row.table.name}.{name}", row["id"])
+        array = row.array(name, checked=key not in self._checked)
+        self._checked.add(key)
+        return array
+
+    def _refresh_small(self) -> None:
+        self._models = {r["id"]: identity_of(r) for r in scan(self._connection, MODELS)}
+        self._cameras = {r["id"]: camera_of(r) for r in scan(self._connection, CAMERAS)}
+
+    def _header(self, row: Row) -> KeyframeHeader:
+        camera = None
+        if row["camera"] is not None:
+            if row["camera"] not in self._cameras:
+                self._refresh_small()
+            camera = self._cameras.get(row["camera"])
+            if camera is None:
+                raise DataError(f"camera {row['camera']} is missing")
+        pose = pose_of(row.array("pose"), row["pose_frame_id"] or "", bool(row["pose_scale_known"]))
+        size = row["width"], row["height"]
+        return KeyframeHeader(
+            row["id"], row["session"], row["stamp_ns"], row["frame_id"], camera, pose, size, row["num_keypoints"]
+        )
+
+    def _features(self, header: KeyframeHeader) -> tuple[Features, np.ndarray | None]:
+        row = self._row(FEATURES, header.id)
+        keypoints, scores = self._array(row, "keypoints"), self._array(row, "scores")
+        descriptors = self._array(row, "descriptors")
+        if len(keypoints) != header.num_keypoints:
+            raise DataError(f"keypoints: {header.num_keypoints} expected, got {len(keypoints)}")
+        if row["model"] not in self._models:
+            self._refresh_small()
+        model = self._models.get(row["model"])
+        if model is None:
+            raise DataError(f"model {row['model']} is missing")
+        features = Features(
+            keypoints, scores, descriptors, header.image_size, model, row["pixel_scale"], row["recovered"]
+        )
+        return features, self._array(row, "thumbnail")
+
+    def _global(self, kf_id: int) -> np.ndarray:
+        with self._reading("global_descriptors", kf_id):
+            return self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")
+
+    def _pair(self, row: Row) -> PairResult:
+        known = bool(row["scale_known"])
+        hypotheses = self._array(row, "hypotheses")
+        reference = self._row(KEYFRAMES, row["reference"])
+        matches = Matches(
+            self._array(row, "pairs"),
+            self._array(row, "scores"),
+            self._array(row, "inliers"),
+            member_of(Status, row["status"]),
+            row["covisibility"],
+            row["stopped_after_layer"],
+            pose_of(self._array(row, "pose"), "", known),
+            tuple(pose_of(h, "", known) for h in hypotheses) if hypotheses is not None else (),
+            row["geometry"],
+            row["elapsed_ms"],
+            row["runtime"],
+            row["detail"],
+        )
+        return PairResult(
+            member_of(PairKind, row["kind"]), row["keyframe"], row["reference"], reference["stamp_ns"], matches
+        )
+
+    def _candidate(self, row: Row) -> Candidate:
+        margin = float("nan") if row["margin"] is None else row["margin"]
+        stamp = self._row(KEYFRAMES, row["reference"])["stamp_ns"]
+        return Candidate(row["keyframe"], row["reference"], stamp, row["similarity"], margin, row["rank"])
+
+
+_CONFIRMS = [int(s) for s in Status if s.confirms]
