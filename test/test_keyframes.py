@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vslam_features.config import KeyframesConfig
 from vslam_features.keyframes import KeyframePolicy
-from vslam_features.maps.memory import MemoryMap
+from vslam_features.maps.keyframe_map import KeyframeMap
 from vslam_features.types import Matches, Status
 
 DIAGONAL = np.hypot(160, 120)
@@ -165,7 +165,7 @@ def test_no_match_makes_a_keyframe_where_there_is_something_to_match():
 
 
 def test_ids_are_positions():
-    m = MemoryMap()
+    m = KeyframeMap()
     added = [m.add(keyframe(T0 + i * SECOND)) for i in range(5)]
     assert [k.id for k in added] == [0, 1, 2, 3, 4] and len(m) == 5
     assert all(m[i] is k for i, k in enumerate(added))
@@ -173,11 +173,11 @@ def test_ids_are_positions():
     for bad in (-1, 5):
         with pytest.raises(IndexError):
             m[bad]
-    assert MemoryMap().last(3) == []
+    assert KeyframeMap().last(3) == []
 
 
 def test_bytes_are_those_of_the_arrays():
-    kept, thumb = MemoryMap(), np.zeros((12, 16), np.uint8)
+    kept, thumb = KeyframeMap(), np.zeros((12, 16), np.uint8)
     one = replace(keyframe(n=50), thumbnail=thumb)
     f = one.features
     each = f.keypoints.nbytes + f.scores.nbytes + f.descriptors.nbytes + thumb.nbytes
@@ -188,14 +188,15 @@ def test_bytes_are_those_of_the_arrays():
 
 
 def test_a_descriptor_comes_later():
-    m = MemoryMap()
+    m = KeyframeMap()
     m.add(keyframe())
     d = np.ones(4, np.float32)
-    assert m.describe(0, d) is m[0] and m[0].global_descriptor is d and m.last(1)[0] is m[0]
+    m.describe(0, d)
+    assert m[0].global_descriptor is d and m.last(1)[0] is m[0]
 
 
 def test_travelled_is_the_length_of_the_track():
-    m = MemoryMap()
+    m = KeyframeMap()
     for at in (pose(0), pose(3), pose(3, 4), None, pose(100), pose(7, frame_id="other"), pose(8, frame_id="other")):
         m.add(keyframe(pose=at))
     assert [m.travelled(0, i) for i in range(7)] == [0, 3, 7, 7, 7, 7, 8]
@@ -204,7 +205,7 @@ def test_travelled_is_the_length_of_the_track():
 
 @given(st.lists(st.integers(1, 3 * SECOND), min_size=1, max_size=30), st.floats(0, 20), st.integers(0, 10))
 def test_the_newest_old_enough(steps, seconds, count):
-    m = MemoryMap()
+    m = KeyframeMap()
     stamps = T0 + np.cumsum(steps)
     for s in stamps:
         last = m.add(keyframe(int(s), n=1))

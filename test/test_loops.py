@@ -6,7 +6,7 @@ from helpers import SECOND, T0, keyframe, matches, pose, rotation
 
 from vslam_features.config import LoopsConfig
 from vslam_features.loops import LoopJudge
-from vslam_features.maps.memory import MemoryMap
+from vslam_features.maps.keyframe_map import KeyframeMap
 from vslam_features.odometry_gate import OdometryGate
 from vslam_features.types import Candidate, PairKind, PairResult, Pose, Status
 
@@ -16,7 +16,7 @@ class Walk:
 
     def __init__(self, n: int = 100, poses=None, camera_poses: bool = True, keypoints: int = 1, **config):
         self.config = LoopsConfig(**config)
-        self.map = MemoryMap()
+        self.map = KeyframeMap()
         for i in range(n):
             self.map.add(keyframe(T0 + i * SECOND, poses(i) if poses else None, n=keypoints))
         gate = OdometryGate(self.config, self.map, camera_poses)

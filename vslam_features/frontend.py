@@ -1,4 +1,4 @@
-"""The pipeline on one screen: track = describe -> keyframe? -> match; close_loops = retrieve -> verify."""
+"""The pipeline on one screen: track = describe -> keyframe? -> match; close_loops = retrieve -> verify -> store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,24 @@ from .geometry import Verifier
 from .images import thumbnail
 from .keyframes import KeyframePolicy
 from .loops import LoopJudge
-from .maps.memory import MemoryMap
+from .maps.keyframe_map import KeyframeMap
 from .matching.verified import VerifiedMatcher
 from .models import Models
 from .odometry_gate import OdometryGate
 from .stages import Stages
-from .types import Candidate, Features, Frame, Keyframe, Loops, Matches, PairKind, PairResult, Status, Tracked
+from .types import (
+    Candidate,
+    Features,
+    Frame,
+    Keyframe,
+    Loops,
+    MapModels,
+    Matches,
+    PairKind,
+    PairResult,
+    Status,
+    Tracked,
+)
 
 logger = logging.getLogger(__name__)
 _GATED_FACTOR = 4
@@ -41,6 +53,9 @@ class FrontEnd:
     Args:
         config: where files of learned models are missing, ``config`` and ``warning`` say what runs instead.
         progress: called with lines of text while models are verified on their first use.
+    Attributes:
+        keyframes: the running map; ``use_map`` replaces it.
+        new_map: makes the map after a ``reset``; one in memory unless replaced.
     Raises:
         PluginError: a plug-in or its library is missing, or the matcher does not take the features.
         ModelError: a learned model cannot run here, or failed its verification.
@@ -60,18 +75,39 @@ class FrontEnd:
         self.global_descriptor = None
         if config.loops.enabled:
             self.global_descriptor = self._plugin("global", r, features_model=self.features.identity)
-        self.policy = KeyframePolicy(config.keyframes)
+        self.new_map: Callable[[], KeyframeMap] = KeyframeMap
         self.reset()
+
+    @property
+    def map_models(self) -> MapModels:
+        """Identities that a map must have been made with."""
+        described_by = self.global_descriptor.identity if self.global_descriptor is not None else None
+        return MapModels(self.features.identity, described_by)
 
     def reset(self) -> None:
         """Forget all keyframes, as after a jump back in time."""
-        self.keyframes = MemoryMap()
-        self.index = registry.get("index", self.config.retrieval.index)()
-        odometry = OdometryGate(self.config.loops, self.keyframes, camera_poses=self.config.pose_of == "camera")
-        self.loops = LoopJudge(self._loops_config(), self.keyframes, odometry)
+        self.use_map(self.new_map())
+
+    def use_map(self, keyframes: KeyframeMap) -> None:
+        """Replace the running map by one that was just opened; the old one is not closed.
+
+        Its keyframes are candidates from the first frame on. Where it is read-only, frames are located in it and it is
+        never changed. Call only while no thread is in ``track`` or ``close_loops``.
+
+        Raises:
+            MapError, DataError: the map cannot be read; the running map goes on as if nothing had been.
+        """
+        index = registry.get("index", self.config.retrieval.index)()
+        if self.global_descriptor is not None:
+            for kf_id, descriptor in keyframes.global_descriptors():
+                index.add(kf_id, descriptor)
+        odometry = OdometryGate(self.config.loops, keyframes, camera_poses=self.config.pose_of == "camera")
+        loops = LoopJudge(self._loops_config(), keyframes, odometry, keyframes.confirmed_loops())
+        keyframes.keep = max(keyframes.keep, self.config.keyframes.match_last)
+        self.keyframes, self.index, self.loops = keyframes, index, loops
         self._keypoint_guard = KeypointGuard(self.config.models)
         self._guards: dict[int, EmptyGuard] = {}
-        self.policy.reset()
+        self.policy = KeyframePolicy(self.config.keyframes)
 
     def process(self, frame: Frame) -> tuple[Tracked, Loops | None]:
         """Track a frame and, where it is a new keyframe, close loops."""
@@ -99,8 +135,14 @@ class FrontEnd:
         keyframe = stages.run("keyframe", self._keyframe, frame, features)
         if keyframe is None:
             return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
-        keyframe = self.keyframes.add(keyframe)
-        pairs = [self._pair(stages, PairKind.TRACK, keyframe, ref, shared if ref is last else None) for ref in previous]
+        keyframe = stages.run("store", self.keyframes.add, keyframe)
+        if keyframe is None:  # no room for it: the next frame is as good
+            return Tracked(frame, features, None, (), stages.latency_ms, stages.faults)
+        pairs = [self._track_pair(stages, keyframe, ref, shared if ref is last else None) for ref in previous]
+        if self.global_descriptor is None:
+            stages.run("store", self.keyframes.finish, keyframe.id, pairs)
+        else:
+            self.keyframes.attach(keyframe.id, pairs)
         return Tracked(frame, features, keyframe, tuple(pairs), stages.latency_ms, stages.faults)
 
     def close_loops(self, tracked: Tracked) -> Loops:
@@ -111,15 +153,17 @@ class FrontEnd:
         descriptor = stages.run("global", self.global_descriptor.describe, tracked.frame, keyframe.features)
         candidates = []
         if descriptor is not None:
-            keyframe = self.keyframes.describe(keyframe.id, descriptor)
+            keyframe = dataclasses.replace(keyframe, global_descriptor=descriptor)
             candidates = stages.run("retrieve", self._retrieve, keyframe) or []
         possible, gated = stages.run("judge", self.loops.gate, keyframe, candidates) or ([], [])
         tried, top_k = possible[: self.config.loops.verify], self.config.retrieval.top_k
         candidates = [c for c in candidates if c.rank < top_k or c in tried]
         gated = [c for c in gated if c.rank < top_k]
-        pairs = [self._pair(stages, PairKind.LOOP, keyframe, self.keyframes[c.ref_kf_id]) for c in tried]
-        judged = stages.run("judge", self.loops.judge, keyframe, pairs, self._still(tracked))
+        pairs = [self._loop_pair(stages, keyframe, c) for c in tried]
+        still = stages.run("judge", self._still, tracked) or False
+        judged = stages.run("judge", self.loops.judge, keyframe, pairs, still)
         pairs = [_failed(pair, stages.faults["judge"]) for pair in pairs] if judged is None else judged
+        stages.run("store", self.keyframes.finish, keyframe.id, pairs, candidates, gated)
         return Loops(keyframe, tuple(candidates), tuple(pairs), tuple(gated), stages.latency_ms, stages.faults)
 
     def _plugin(self, role: str, group, **arguments):
@@ -161,15 +205,24 @@ class FrontEnd:
         cameras = keyframe.camera, ref.camera
         return self.matcher.match_again(keyframe.features, ref.features, *cameras, doubt=doubt)
 
-    def _pair(self, stages: Stages, kind: PairKind, keyframe: Keyframe, ref: Keyframe, matches=None) -> PairResult:
-        stage = "match" if kind is PairKind.TRACK else "verify"
+    def _track_pair(self, stages: Stages, keyframe: Keyframe, ref: Keyframe, matches: Matches | None) -> PairResult:
         if matches is None:
-            matches = stages.run(stage, self._match, keyframe.features, keyframe, ref)
+            matches = stages.run("match", self._match, keyframe.features, keyframe, ref)
         if matches is None:
-            matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults[stage])
-        elif kind is PairKind.TRACK:
+            matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults["match"])
+        else:
             matches = self._guarded(stages, keyframe, ref, matches)
-        return PairResult(kind, keyframe.id, ref.id, ref.stamp_ns, matches)
+        return PairResult(PairKind.TRACK, keyframe.id, ref.id, ref.stamp_ns, matches)
+
+    def _loop_pair(self, stages: Stages, keyframe: Keyframe, candidate: Candidate) -> PairResult:
+        kind = PairKind.RELOCALISATION if self.keyframes.read_only else PairKind.LOOP
+        matches = stages.run("verify", self._verify, keyframe, candidate.ref_kf_id)
+        if matches is None:
+            matches = Matches.empty(Status.BACKEND_ERROR, detail=stages.faults["verify"])
+        return PairResult(kind, keyframe.id, candidate.ref_kf_id, candidate.ref_stamp_ns, matches)
+
+    def _verify(self, keyframe: Keyframe, ref_kf_id: int) -> Matches:
+        return self._match(keyframe.features, keyframe, self.keyframes[ref_kf_id])
 
     def _guarded(self, stages: Stages, keyframe: Keyframe, ref: Keyframe, matches: Matches) -> Matches:
         """The matches, or where they are empty without a reason those of the fallback."""
@@ -185,7 +238,9 @@ class FrontEnd:
         r = self.config.retrieval
         newest = self.keyframes.newest_older_than(keyframe, r.exclude_s, r.exclude_frames)
         seen = bool(np.any(keyframe.global_descriptor))  # a blank image looks like nothing
-        self.index.add(keyframe.id, keyframe.global_descriptor)  # first, so that a failed search costs no more
+        if not self.keyframes.read_only:  # first, so that a failed search costs no more
+            self.index.add(keyframe.id, keyframe.global_descriptor)
+            self.keyframes.describe(keyframe.id, keyframe.global_descriptor)
         # With a pose some are gated: places further down the list then take their turn.
         k = r.top_k if keyframe.pose is None else _GATED_FACTOR * r.top_k
         ids, similarity = self.index.search(keyframe.global_descriptor, k, newest if seen else -1)
@@ -195,7 +250,7 @@ class FrontEnd:
         for rank, (ref, value) in enumerate(zip(ids, similarity)):
             others = [s for i, s in zip(ids, similarity) if not self.loops.same_place(i, ref)]
             margin = float(value - max(others)) if others else float("nan")
-            stamp = self.keyframes[ref].stamp_ns
+            stamp = self.keyframes.header(ref).stamp_ns
             out.append(Candidate(keyframe.id, ref, stamp, float(value), margin, rank))
         return out
 

@@ -5,37 +5,40 @@ from __future__ import annotations
 import numpy as np
 
 from .config import LoopsConfig
-from .maps.memory import MemoryMap
+from .maps.keyframe_map import KeyframeMap
 from .two_view import rotation_angle_deg
-from .types import Keyframe, Matches, Pose
+from .types import KeyframeHeader, Matches, Pose
 
 _SLACK_M, _SLACK_SHARE = 0.5, 0.2  # of the visual translation: its direction is known to some degrees only
 
 
 class OdometryGate:
-    """Holds loops against the poses of their keyframes, where both have one in the same frame.
+    """Holds loops against the poses of their keyframes, where both have one in the same frame and session.
 
     Poses come from odometry, which drifts: what it allows grows with the
     distance travelled between the two keyframes.
     """
 
-    def __init__(self, config: LoopsConfig, keyframes: MemoryMap, camera_poses: bool):
+    def __init__(self, config: LoopsConfig, keyframes: KeyframeMap, camera_poses: bool):
         """``camera_poses``: poses are those of the camera (``pose_of: camera``), not of a body."""
         self.config = config
         self.keyframes = keyframes
         self.camera_poses = camera_poses
 
-    def applies(self, a: Keyframe, b: Keyframe) -> bool:
-        """True where the poses of two keyframes can be compared and the gate is on."""
-        return self.config.pose_gate_m > 0 and Pose.comparable(a.pose, b.pose)
+    def applies(self, a: KeyframeHeader, b: KeyframeHeader) -> bool:
+        """True where the poses of two keyframes can be compared and the gate is on.
 
-    def possible(self, a: Keyframe, b: Keyframe) -> bool:
+        Odometry begins anew with each session, also where its frame has the same name.
+        """
+        return self.config.pose_gate_m > 0 and a.session == b.session and Pose.comparable(a.pose, b.pose)
+
+    def possible(self, a: KeyframeHeader, b: KeyframeHeader) -> bool:
         """True where both may see the same place; also where the gate does not apply."""
         if not self.applies(a, b):
             return True
         return float(np.linalg.norm(a.pose.t - b.pose.t)) <= self.config.pose_gate_m + self._drift(a, b)
 
-    def disagreement(self, current: Keyframe, reference: Keyframe, matches: Matches) -> str:
+    def disagreement(self, current: KeyframeHeader, reference: KeyframeHeader, matches: Matches) -> str:
         """Why the matches' relative pose contradicts odometry, or an empty string.
 
         The visual translation has no length, so odometry's is compared with
@@ -61,5 +64,5 @@ class OdometryGate:
             return f"odometry's rotation differs by {turned:.0f} degrees, {self.config.pose_gate_deg:.0f} allowed"
         return ""
 
-    def _drift(self, a: Keyframe, b: Keyframe) -> float:
+    def _drift(self, a: KeyframeHeader, b: KeyframeHeader) -> float:
         return self.config.pose_gate_drift * self.keyframes.travelled(a.id, b.id)

@@ -11,8 +11,18 @@ import numpy as np
 from ..types import Keyframe, KeyframeHeader, MapEntry
 
 
+def entry_bytes(entry: MapEntry) -> int:
+    """Bytes of the arrays of an entry."""
+    keyframe, features = entry.keyframe, entry.keyframe.features
+    arrays = [features.keypoints, features.scores, features.descriptors]
+    arrays += [a for a in (keyframe.thumbnail, keyframe.global_descriptor) if a is not None]
+    for pair in entry.pairs:
+        arrays += [pair.matches.pairs, pair.matches.scores, pair.matches.inliers]
+    return sum(a.nbytes for a in arrays)
+
+
 class KeyframeStore(ABC):
-    """Keeps entries; ids are 0, 1, 2 ... One thread puts, others read.
+    """Keeps entries; ids are 0, 1, 2 ... Entries are put one at a time and in order, while other threads read.
 
     Attributes:
         path: the file, None where all is in memory.
@@ -40,7 +50,11 @@ class KeyframeStore(ABC):
 
     @abstractmethod
     def confirmed_loops(self) -> list[tuple[int, int]]:
-        """(id, reference id) of all verified loops."""
+        """(id, reference id) of all verified loops (pairs of kind ``LOOP``)."""
+
+    def check(self, keyframe: Keyframe) -> None:
+        """Raises DataError for a keyframe that cannot be kept. Called before it gets an id."""
+        return None
 
     def wait_for_room(self) -> None:
         """Return once an entry can be put. Raises MapError with the reason where none can be for now."""
