@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
 from power_cut import recorder
 from power_cut.child import row
 from power_cut.disk import DATA, NAMES, states
+from power_cut.maps import check_map, write_map
+
+from vslam_features.errors import MapError
 
 pytestmark = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missing())
 
@@ -53,7 +57,7 @@ def failures(recording, folder: Path, check, cases: int, seed: int = 0, ignored:
                 (there / name).write_bytes(content)
             try:
                 check(there, done, begun)
-            except (AssertionError, sqlite3.Error) as e:
+            except (AssertionError, sqlite3.Error, MapError) as e:
                 found.append(f"cut at {k} of {len(recording.ops)}, {data}, {names}, seed {seed}: {e!r}")
     return found
 
@@ -75,6 +79,23 @@ def check_plain(folder: Path, done: int, begun: int, before: int = 0) -> None:
     assert rows == [(n, row(n)) for n in range(len(rows))]
 
 
+def check_writer(folder: Path, done: int, begun: int) -> None:
+    """The map of ``child.writer``; it is there once it has been opened."""
+    path = folder / "a.vmap"
+    if begun or path.exists():
+        check_map(path, done, begun)
+
+
+def check_copy_of_map(folder: Path, done: int, begun: int, new: bytes) -> None:
+    """The target of ``child.copy_of_map``: the old map or the new one; what is copied stays as it was."""
+    assert (folder / "new.vmap").read_bytes() == new
+    try:
+        check_map(folder / "target.vmap", 6, 6, salt=1)
+    except (AssertionError, MapError) as e:
+        assert not done, f"not the new map: {e!r}"
+        check_map(folder / "target.vmap", 3, 3)
+
+
 def check_copy(folder: Path, done: int, begun: int) -> None:
     """The target of ``child.copy`` is the old or the new one, whole."""
     content = (folder / "target").read_bytes()
@@ -84,6 +105,11 @@ def check_copy(folder: Path, done: int, begun: int) -> None:
 def fill_copy(folder: Path) -> None:
     (folder / "new").write_bytes(b"new" * 5000)
     (folder / "target").write_bytes(b"old" * 3000)
+
+
+def fill_maps(folder: Path) -> None:
+    write_map(folder / "target.vmap", 3)
+    write_map(folder / "new.vmap", 6, salt=1)
 
 
 def test_sqlite_with_our_pragmas_loses_nothing_that_was_committed(recorded, tmp_path):
@@ -109,3 +135,34 @@ def test_a_copy_with_all_its_syncs_is_the_old_or_the_new_file(recorded, tmp_path
 def test_the_simulator_finds_each_sync_that_a_copy_leaves_out(recorded, tmp_path, sync):
     recording = recorded("copy", sync, prepare=fill_copy)
     assert len(failures(recording, tmp_path / "cut", check_copy, 300)) >= 5
+
+
+def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, tmp_path):
+    recording = recorded("writer", 12)
+    assert failures(recording, tmp_path / "cut", check_writer, 300) == []
+
+
+def test_a_continued_map_keeps_what_it_had(recorded, tmp_path):
+    recording = recorded("writer", 4, prepare=lambda folder: write_map(folder / "a.vmap", 6))
+    assert failures(recording, tmp_path / "cut", lambda f, d, b: check_writer(f, max(d, 6), max(b, 6)), 200) == []
+
+
+def test_a_copy_over_a_map_is_the_old_or_the_new_map(recorded, tmp_path):
+    recording = recorded("copy_of_map", prepare=fill_maps)
+    check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
+    assert failures(recording, tmp_path / "cut", check, 150) == []
+    assert len(failures(recording, tmp_path / "no file is synced", check, 70, ignored="S")) >= 2
+    assert len(failures(recording, tmp_path / "nor is the folder", check, 70, ignored="D")) >= 1
+
+
+def test_a_copy_over_a_half_written_map(library, recorded, tmp_path):
+    """The journal of the old map must never be rolled back into the new one."""
+
+    def prepare(folder):
+        fill_maps(folder)
+        recorder.run(library, folder, "half_written", "target.vmap", killed=True)
+        assert (folder / "target.vmap-journal").stat().st_size > 0
+
+    recording = recorded("copy_of_map", prepare=prepare)
+    check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
+    assert failures(recording, tmp_path / "cut", check, 200) == []

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import signal
 import sqlite3
 import sys
 from pathlib import Path
+
+from power_cut.entries import MODELS, assert_same, entry
+from vslam_features.errors import MapError
+from vslam_features.maps.copy import copy_map
+from vslam_features.maps.file_store import FileStore
+from vslam_features.maps.keyframe_map import KeyframeMap
+from vslam_features.maps.reader import MapReader
+from vslam_features.maps.writer import MapWriter
 
 _shim = ctypes.CDLL(None)
 
@@ -57,6 +67,138 @@ def copy(folder: Path, sync: str) -> None:
         os.fsync(fd)
         os.close(fd)
     mark("done 1")
+
+
+def writer(folder: Path, count: str, until: str = "closed") -> None:
+    """A map is made, or continued. ``until`` killed: the process ends without a word."""
+    path = folder / "a.vmap"
+    with MapWriter(path, MODELS, create=not path.exists()) as out:
+        mark(f"done {len(out)}")
+        for n in range(len(out), len(out) + int(count)):
+            mark(f"begun {n + 1}")
+            out.append(entry(n))
+            mark(f"done {n + 1}")
+        if until == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half_written(folder: Path, name: str) -> None:
+    """Ends while the map NAME has a journal that must be rolled back."""
+    db = sqlite3.connect(folder / name, isolation_level=None)
+    db.execute("PRAGMA cache_size=2")
+    db.execute("PRAGMA cache_spill=2")
+    db.execute("BEGIN IMMEDIATE")
+    for table in ("matches", "features", "keyframes", "meta"):
+        db.execute(f"DELETE FROM {table}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def copy_of_map(folder: Path) -> None:
+    """``new.vmap`` over ``target.vmap``."""
+    mark("begun 1")
+    copy_map(folder / "new.vmap", folder / "target.vmap")
+    mark("done 1")
+
+
+def say(text: str) -> None:
+    """A line that is there at once, whatever comes."""
+    os.write(1, f"{text}\n".encode())
+
+
+def mapping(folder: Path) -> None:
+    """Maps until it is killed. Says ``QUEUED STORED`` after each keyframe."""
+    path = folder / "a.vmap"
+    say("opening")
+    keyframes = KeyframeMap(FileStore(path, MODELS, create=not path.exists()))
+    while True:
+        n = len(keyframes)
+        e = entry(n)
+        try:
+            keyframes.add(e.keyframe)
+        except MapError:  # the disk of a busy machine; tried again
+            continue
+        keyframes.finish(n, e.pairs, e.candidates, e.gated)
+        say(f"{n + 1} {keyframes.stored}")
+
+
+def slow_save(folder: Path, how: str) -> None:
+    """Saves ``a.vmap`` over ``target.vmap`` on a slow disk. ``how``: interrupt, or go on where it is ``deaf``."""
+    if "deaf" in how:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store = FileStore(folder / "a.vmap", MODELS)
+    _shim.power_cut_slow(5000)
+    say("saving")
+    if "store" in how:
+        store.copy(folder / "target.vmap")
+    else:
+        copy_map(folder / "a.vmap", folder / "target.vmap")
+    say("saved")
+
+
+class Full:
+    """A disk that is full while this is entered. ``how``: device, file size or pages."""
+
+    def __init__(self, how: str, path: Path, store: FileStore | None = None):
+        self._how, self._path, self._store = how, path, store
+
+    def __enter__(self) -> Full:
+        more = 30_000
+        if self._how == "device":
+            _shim.power_cut_room(ctypes.c_int64(more))
+        elif self._how == "file size":
+            limit = self._path.stat().st_size + more
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        else:
+            self._pages(self._path.stat().st_size // 8192 + 4)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._how == "device":
+            _shim.power_cut_room(ctypes.c_int64(-1))
+        elif self._how == "file size":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        else:
+            self._pages(2**31 - 2)
+
+    def _pages(self, most: int) -> None:
+        self._store._writer._connection.execute(f"PRAGMA max_page_count={most}")
+
+
+def map_on_full_disk(folder: Path, how: str) -> None:
+    """25 keyframes, of which some come while the disk is full."""
+    path = folder / "a.vmap"
+    store = FileStore(path, MODELS, create=True)
+    for n in range(5):
+        store.put(entry(n))
+    store.flush()
+    with Full(how, path, store):
+        for n in range(5, 25):
+            store.put(entry(n))
+        try:
+            store.flush(20)
+        except MapError as e:
+            say(f"flush: {e}")
+        say(f"problem: {store.problem}")
+        say(f"waiting: {store.waiting}")
+        with MapReader(path) as reader:
+            headers = reader.headers()
+            assert len(headers) == 25 - store.waiting
+            for h in headers:
+                assert_same(reader.entry(h.id), entry(h.id))
+        for n in range(25):
+            assert_same(store.keyframe(n), entry(n).keyframe)
+    store.flush(20)
+    say(f"problem then: {store.problem}")
+    store.close()
+
+
+def copy_to_full_disk(folder: Path, how: str) -> None:
+    """``new.vmap`` over the smaller ``target.vmap``, which does not fit."""
+    with Full(how, folder / "target.vmap"):
+        try:
+            copy_map(folder / "new.vmap", folder / "target.vmap")
+        except MapError as e:
+            say(f"copy: {e}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -66,12 +67,17 @@ def environment(library: Path, folder: Path, log: Path | None = None) -> dict[st
     return {**os.environ, **ours, **({"POWER_CUT_LOG": str(log)} if log else {})}
 
 
-def record(library: Path, folder: Path, log: Path, scenario: str, *arguments: object) -> Recording:
-    """Run a scenario of ``child.py`` in ``folder``. Raises AssertionError where it fails or cannot be replayed."""
-    before = {p.name: (p.stat().st_ino, p.read_bytes()) for p in folder.iterdir()}
+def run(library: Path, folder: Path, scenario: str, *arguments: object, log: Path | None = None, killed=False) -> None:
+    """Run a scenario of ``child.py`` in ``folder``; ``killed``: it ends by killing itself."""
     command = [sys.executable, str(HERE / "child.py"), scenario, str(folder), *map(str, arguments)]
     done = subprocess.run(command, env=environment(library, folder, log), capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr
+
+
+def record(library: Path, folder: Path, log: Path, scenario: str, *arguments: object) -> Recording:
+    """Run a scenario and log it. Raises AssertionError where it fails or cannot be replayed."""
+    before = {p.name: (p.stat().st_ino, p.read_bytes()) for p in folder.iterdir()}
+    run(library, folder, scenario, *arguments, log=log)
     ops = _read(log.read_bytes())
     strange = [op for op in ops if op.kind == "X"]
     assert not strange, f"cannot be replayed: {strange[:3]}"

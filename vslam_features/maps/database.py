@@ -142,6 +142,8 @@ def _translated(path: Path, table: str, error: sqlite3.Error) -> MapError:
         return MapDamagedError(f"{where}damaged ({text}); {_RECOVER}")
     if "full" in text:
         return MapError(f"{where}the disk is full, or the file may not grow ({text}): make room")
+    if "disk I/O" in text:
+        return MapError(f"{where}{text}: a limit of file sizes (ulimit -f), or a disk that fails or is gone")
     if "locked" in text:
         return MapError(f"{where}another process holds it for more than {BUSY_S:.0f} s ({text})")
     if "readonly" in text or "unable to open" in text:
