@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from power_cut.maps import check_map, write_map
 
 from vslam_features.errors import MapError
 
+many = pytest.mark.parametrize(
+    ("cases", "seed"), [(150, 0), *(pytest.param(2000, seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 pytestmark = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missing())
 
 
@@ -37,28 +42,32 @@ def recorded(library, tmp_path):
 
 
 def failures(recording, folder: Path, check, cases: int, seed: int = 0, ignored: str = "") -> list[str]:
-    """Cut ``cases`` times, everywhere and in all ways; what ``check(folder, done, begun)`` raised.
+    """Cut ``cases`` times or a little more, in all ways; what ``check(folder, done, begun)`` raised.
 
-    Each operation is a point to cut at; points are left out evenly where there are more than cases.
+    Always cut just before and after whatever is no write, which is all around commits; the other points, between the
+    writes of a transaction, are drawn.
     """
+    ops, plan = recording.ops, random.Random(seed)
     ways = [(data, names) for data in DATA for names in NAMES]
-    plan = random.Random(seed)
-    points = range(len(recording.ops) + 1)
-    chosen = {}
-    for k in [*points] * (cases // len(points)) + plan.sample(points, cases % len(points)):
-        chosen.setdefault(k, []).append(plan.choice(ways))
-    found = []
-    for k, disk in states(recording.before, recording.ops, ignored):
-        done, begun = (max(map(int, recording.marks(word, k)), default=0) for word in ("done", "begun"))
-        for i, (data, names) in enumerate(chosen.get(k, ())):
+    borders = {k for i, op in enumerate(ops) if op.kind != "W" for k in (i, i + 1)}
+    drawn = [plan.randint(0, len(ops)) for _ in range(cases - len(borders))]
+    chosen = Counter([*borders, *drawn])
+    found, promised = [], {"begun": 0, "done": 0}
+    for k, disk in states(recording.before, ops, ignored):
+        if k and ops[k - 1].kind == "M":
+            word, number = ops[k - 1].name.split()
+            promised[word] = int(number)
+        for i in range(chosen[k]):
+            data, names = plan.choice(ways)
             there = folder / f"{k}-{i}"
             there.mkdir(parents=True)
             for name, content in disk.cut(random.Random(f"{seed} {k} {i}"), data, names).items():
                 (there / name).write_bytes(content)
             try:
-                check(there, done, begun)
+                check(there, **promised)
             except (AssertionError, sqlite3.Error, MapError) as e:
-                found.append(f"cut at {k} of {len(recording.ops)}, {data}, {names}, seed {seed}: {e!r}")
+                found.append(f"cut at {k} of {len(ops)}, {data}, {names}, case {i}, seed {seed}: {e!r}")
+            shutil.rmtree(there)
     return found
 
 
@@ -79,11 +88,21 @@ def check_plain(folder: Path, done: int, begun: int, before: int = 0) -> None:
     assert rows == [(n, row(n)) for n in range(len(rows))]
 
 
-def check_writer(folder: Path, done: int, begun: int) -> None:
+def check_writer(folder: Path, done: int, begun: int, before: int = 0) -> None:
     """The map of ``child.writer``; it is there once it has been opened."""
     path = folder / "a.vmap"
-    if begun or path.exists():
-        check_map(path, done, begun)
+    if begun or before or path.exists():
+        check_map(path, max(done, before), max(begun, before))
+
+
+def check_running(folder: Path, done: int, begun: int, copying: int = 0, copied: int = 0) -> None:
+    """Both maps of ``child.running``."""
+    check_writer(folder, done, begun)
+    try:
+        check_map(folder / "target.vmap", copying, begun)
+    except (AssertionError, MapError) as e:
+        assert not copied, f"not the new map: {e!r}"
+        check_map(folder / "target.vmap", 3, 3, salt=1)
 
 
 def check_copy_of_map(folder: Path, done: int, begun: int, new: bytes) -> None:
@@ -137,32 +156,70 @@ def test_the_simulator_finds_each_sync_that_a_copy_leaves_out(recorded, tmp_path
     assert len(failures(recording, tmp_path / "cut", check_copy, 300)) >= 5
 
 
-def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, tmp_path):
+def leave_half_written(library: Path, folder: Path, name: str) -> None:
+    """The map has a journal of a transaction that never ended, and pages of it in the file."""
+    recorder.run(library, folder, "half_written", name, killed=True)
+    assert (folder / f"{name}-journal").stat().st_size > 0
+
+
+@many
+def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, tmp_path, cases, seed):
     recording = recorded("writer", 12)
-    assert failures(recording, tmp_path / "cut", check_writer, 300) == []
+    assert failures(recording, tmp_path / "cut", check_writer, cases, seed) == []
 
 
-def test_a_continued_map_keeps_what_it_had(recorded, tmp_path):
+@many
+def test_a_continued_map_keeps_what_it_had(recorded, tmp_path, cases, seed):
     recording = recorded("writer", 4, prepare=lambda folder: write_map(folder / "a.vmap", 6))
-    assert failures(recording, tmp_path / "cut", lambda f, d, b: check_writer(f, max(d, 6), max(b, 6)), 200) == []
+    check = partial(check_writer, before=6)
+    assert failures(recording, tmp_path / "cut", check, cases, seed) == []
+    assert len(failures(recording, tmp_path / "no file is synced", check, 100, ignored="S")) >= 10
 
 
-def test_a_copy_over_a_map_is_the_old_or_the_new_map(recorded, tmp_path):
+@many
+@pytest.mark.parametrize("scenario", [("reader",), ("writer", 2)], ids=["read", "continued"])
+def test_a_power_cut_while_a_crash_is_repaired(library, recorded, tmp_path, scenario, cases, seed):
+    def prepare(folder):
+        write_map(folder / "a.vmap", 6)
+        leave_half_written(library, folder, "a.vmap")
+
+    recording = recorded(*scenario, prepare=prepare)
+    assert failures(recording, tmp_path / "cut", partial(check_writer, before=6), cases // 3, seed) == []
+
+
+def test_a_new_map_is_not_hit_by_the_journal_of_a_deleted_one(library, recorded, tmp_path):
+    def prepare(folder):
+        write_map(folder / "a.vmap", 6)
+        leave_half_written(library, folder, "a.vmap")
+        (folder / "a.vmap").unlink()
+
+    recording = recorded("writer", 2, prepare=prepare)
+    assert failures(recording, tmp_path / "cut", check_writer, 150) == []
+
+
+@many
+def test_a_copy_over_a_map_is_the_old_or_the_new_map(recorded, tmp_path, cases, seed):
     recording = recorded("copy_of_map", prepare=fill_maps)
     check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
-    assert failures(recording, tmp_path / "cut", check, 150) == []
+    assert failures(recording, tmp_path / "cut", check, cases // 2, seed) == []
     assert len(failures(recording, tmp_path / "no file is synced", check, 70, ignored="S")) >= 2
     assert len(failures(recording, tmp_path / "nor is the folder", check, 70, ignored="D")) >= 1
 
 
-def test_a_copy_over_a_half_written_map(library, recorded, tmp_path):
+@many
+def test_a_copy_over_a_half_written_map(library, recorded, tmp_path, cases, seed):
     """The journal of the old map must never be rolled back into the new one."""
 
     def prepare(folder):
         fill_maps(folder)
-        recorder.run(library, folder, "half_written", "target.vmap", killed=True)
-        assert (folder / "target.vmap-journal").stat().st_size > 0
+        leave_half_written(library, folder, "target.vmap")
 
     recording = recorded("copy_of_map", prepare=prepare)
     check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
-    assert failures(recording, tmp_path / "cut", check, 200) == []
+    assert failures(recording, tmp_path / "cut", check, cases // 2, seed) == []
+
+
+@many
+def test_a_running_map_that_is_saved_while_keyframes_come(recorded, tmp_path, cases, seed):
+    recording = recorded("running", prepare=lambda folder: write_map(folder / "target.vmap", 3, salt=1))
+    assert failures(recording, tmp_path / "cut", check_running, cases, seed) == []

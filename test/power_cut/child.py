@@ -11,6 +11,7 @@ import resource
 import signal
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 
 from power_cut.entries import MODELS, assert_same, entry
@@ -98,6 +99,40 @@ def copy_of_map(folder: Path) -> None:
     mark("begun 1")
     copy_map(folder / "new.vmap", folder / "target.vmap")
     mark("done 1")
+
+
+def reader(folder: Path) -> None:
+    """Opening is all that is needed to roll back what a crash left."""
+    with MapReader(folder / "a.vmap") as found:
+        mark(f"done {len(found.headers())}")
+
+
+def running(folder: Path) -> None:
+    """A running map is saved over ``target.vmap`` while keyframes come. ``copying``, ``copied N``: at least N in it."""
+    store = FileStore(folder / "a.vmap", MODELS, create=True)
+    for n in range(4):
+        mark(f"begun {n + 1}")
+        store.put(entry(n))
+    store.flush()
+    mark("done 4")
+
+    def more() -> None:
+        for n in range(4, 8):
+            mark(f"begun {n + 1}")
+            store.put(entry(n))
+
+    thread = threading.Thread(target=more)
+    thread.start()
+    mark("copying 4")
+    store.copy(folder / "target.vmap")
+    mark("copied 4")
+    thread.join()
+    store.flush()
+    mark("done 8")
+    mark("begun 9")
+    store.put(entry(8))
+    store.close()
+    mark("done 9")
 
 
 def say(text: str) -> None:
