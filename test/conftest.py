@@ -8,9 +8,10 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_cache(tmp_path_factory):
-    """Tests see no model files but those they place: what they prove must not depend on who runs them."""
+    """Tests see no model files and maps but those they place: what they prove must not depend on who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSLAM_FEATURES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("VSLAM_FEATURES_STATE", str(tmp_path_factory.mktemp("state")))
         yield
 
 

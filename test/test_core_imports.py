@@ -24,14 +24,15 @@ LEVELS = [
     ["artifacts"],
     "engine health models reference classical".split(),
     "features matching retrieval maps keyframes loops odometry_gate empty_guard stages".split(),
-    ["frontend"],
+    "frontend session_files".split(),
+    ["map_keeper"],
     ["exchange"],
     ["networks"],
     ["replay"],
     ["cli", "ros"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-CORE_LEVEL = LEVEL["frontend"]
+CORE_LEVEL = LEVEL["map_keeper"]
 
 
 def part(path: Path) -> str:

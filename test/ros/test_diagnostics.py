@@ -18,6 +18,7 @@ from sensor_msgs.msg import CameraInfo
 from vslam_features.config import Config
 from vslam_features.frontend import FrontEnd
 from vslam_features.health import Counts, Health
+from vslam_features.map_keeper import MapStatus
 from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
 from vslam_features.ros.frames import FrameBuilder
 from vslam_features.ros.inputs import Inputs, Topic
@@ -44,7 +45,8 @@ class Bench:
             topics=[self.topic], paused=False, other_body="", publishers=lambda topic: self.publishers
         )
         self.publishers = 1
-        self._diagnostics = Diagnostics("frontend", Config(), self.statistics, FrontEnd(Config()))
+        self.map = MapStatus()
+        self._diagnostics = Diagnostics("frontend", self.statistics, FrontEnd(Config()), lambda: self.map)
 
     def said(self, part):
         message = self._diagnostics.message(Time(), "active", self.pairing, self.pipeline, self.inputs)

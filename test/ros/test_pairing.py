@@ -374,7 +374,6 @@ def test_an_image_that_waits_for_a_reset_when_all_stops_joins_no_old_map():
         config=SimpleNamespace(loops=SimpleNamespace(enabled=True)),
         track=lambda frame: SimpleNamespace(keyframe=frame),
         close_loops=close_loops,
-        reset=lambda: resets.append(True),
     )
     statistics = SimpleNamespace(
         latency=lambda *_: None, tracked=lambda _: None, loops=lambda _: None, reset=Statistics().reset
@@ -385,7 +384,7 @@ def test_an_image_that_waits_for_a_reset_when_all_stops_joins_no_old_map():
         statistics,
         on_tracked=lambda result: tracked.append(result.keyframe),
         on_loops=lambda result: None,
-        on_reset=lambda: None,
+        restart=lambda forget: bool(resets.append(forget)) or True,
     )
     pipeline.start()
     pipeline.put(Input(0, 1, "old"))
@@ -401,4 +400,10 @@ def test_an_image_that_waits_for_a_reset_when_all_stops_joins_no_old_map():
     pipeline.put(Input(1, 3, "new"))
     assert pipeline.frames.wait_idle()
     pipeline.stop()
-    assert tracked == ["old", "new"] and len(resets) == 1
+    assert tracked == ["old", "new"] and resets == [False]
+    pipeline.start()
+    for session, reset in ((2, 2), (3, 2)):  # the first may be dropped: the second tells of the reset as well
+        pipeline.put(Input(session, 4, "newer", reset=reset))
+    assert pipeline.frames.wait_idle()
+    pipeline.stop()
+    assert any(resets[1:]) and len(resets) in (2, 3)

@@ -86,6 +86,8 @@ def matches_table(pairs: Sequence[PairResult], keyframe: Callable[[int], Keyfram
     tables = [np.empty(0, MATCHES)]
     for pair in pairs:
         m = pair.matches
+        if not len(m):
+            continue  # perhaps since the reference cannot be read
         table = np.zeros(len(m), MATCHES)
         idx, ref_idx = m.pairs.T
         table["x"], table["y"] = keyframe(pair.kf_id).features.keypoints[idx].T

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from diagnostic_msgs.msg import DiagnosticArray
 
-from ..config import Config
 from ..frontend import FrontEnd
+from ..map_keeper import MapStatus
 from ..types import Status
 from .diagnostic_report import ERROR, OK, WARN, Report
 from .inputs import Inputs, Topic
+from .map_diagnostics import MapDiagnostics
 from .model_diagnostics import ModelDiagnostics
 from .pairing import Pairing
 from .pipeline import Pipeline
-from .statistics import Stage, Statistics
+from .statistics import PAIR_STAGES, Stage, Statistics
 
 SILENT_S = 2.0
 """An input without a message for longer than this is reported."""
@@ -27,9 +30,9 @@ EMPTY_RATIO = 0.5
 class Diagnostics:
     """Builds the reports of a configured node; remembers the last counts to tell what is new."""
 
-    def __init__(self, name: str, config: Config, statistics: Statistics, frontend: FrontEnd):
-        self._name, self._config, self._statistics, self._frontend = name, config, statistics, frontend
-        self._models = ModelDiagnostics()
+    def __init__(self, name: str, statistics: Statistics, frontend: FrontEnd, map_status: Callable[[], MapStatus]):
+        self._name, self._statistics, self._frontend, self._map_status = name, statistics, frontend, map_status
+        self._map, self._models = MapDiagnostics(), ModelDiagnostics()
         self._last: dict[str, int] = {}
 
     def message(
@@ -41,7 +44,7 @@ class Diagnostics:
                 self._inputs(state, inputs),
                 self._frames(pairing, pipeline),
                 *map(self._stage, STAGES),
-                self._map(pipeline),
+                self._map.report(self._map_status(), self._statistics, pipeline.keyframes.counts),
                 *self._models.reports(self._frontend.models.health(), self._frontend.warning),
             ]
             reports += map(self._stage, sorted(set(self._statistics.stages) - set(STAGES)))
@@ -146,12 +149,11 @@ class Diagnostics:
             faults=stage.faults,
             last_fault=stage.last_fault,
         )
-        if name in ("match", "verify"):
-            kind = "track" if name == "match" else "loop"
-            ratio = self._statistics.zero_match_ratio(kind)
-            report.add(zero_match_ratio=ratio, non_finite=self._statistics.non_finite(kind))
-            report.add(**{f"status.{s.label}": n for s, n in sorted(self._statistics.statuses[kind].items())})
-            if kind == "track" and ratio > EMPTY_RATIO:
+        if name in PAIR_STAGES:
+            ratio, statuses = self._statistics.zero_match_ratio(name), self._statistics.pair_statuses(name)
+            report.add(zero_match_ratio=ratio, non_finite=statuses[Status.NON_FINITE])
+            report.add(**{f"status.{s.label}": n for s, n in sorted(statuses.items())})
+            if name == "match" and ratio > EMPTY_RATIO:
                 report.found(WARN, f"{ratio:.0%} of the latest pairs have no match")
         new_runs, new = self._new(f"{name}.runs", stage.runs), self._new(f"{name}.faults", stage.faults)
         if new:
@@ -170,26 +172,6 @@ class Diagnostics:
                 (c.retrieval.name, f.global_descriptor.runtime) if stage == "global" else (c.retrieval.index, "numpy")
             )
         return "", ""
-
-    def _map(self, pipeline: Pipeline) -> Report:
-        s, queue = self._statistics, pipeline.keyframes.counts
-        loops = s.statuses["loop"]
-        report = Report("map", "growing" if len(self._frontend.keyframes) else "empty")
-        report.add(
-            keyframes=len(self._frontend.keyframes),
-            megabytes=self._frontend.keyframes.nbytes / 1e6,
-            keyframes_total=s.keyframes,
-            keyframe_rate_hz=s.keyframe_rate.value(),
-            loop_candidates=s.candidates,
-            loops_gated=s.gated,
-            loops_verified=loops[Status.OK] + loops[Status.FAULT_RECOVERED],
-            loops_ambiguous=loops[Status.AMBIGUOUS],
-            loop_queue=queue.waiting,
-            loop_queue_dropped=queue.dropped,
-        )
-        if new := self._new("loop_queue_dropped", queue.dropped):
-            report.found(WARN, f"{new} keyframes skipped by loop closure: it is too slow for the keyframe rate")
-        return report
 
 
 def starting_message(stamp, name: str, text: str) -> DiagnosticArray:

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
@@ -14,14 +14,16 @@ from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from std_srvs.srv import SetBool, Trigger
 
 from ..config import Config
-from ..errors import ConfigError, VslamFeaturesError
+from ..errors import ConfigError, MapError, VslamFeaturesError
 from ..frontend import FrontEnd
+from ..map_keeper import MapKeeper, check_map
 from .diagnostics import Diagnostics, starting_message
 from .frames import FrameBuilder
 from .inputs import Inputs, image_topic
 from .logs import RosHandler
+from .map_services import MapServices
 from .outputs import Outputs
-from .pairing import Input, Pairing
+from .pairing import Pairing
 from .parameters import Parameters
 from .pipeline import Pipeline
 from .poses import ApproximatePoses, InterpolatedPoses
@@ -36,10 +38,11 @@ DISCOVERY_S = 2.0
 class FrontEndNode(LifecycleNode):
     """Images in, keyframes, matches and loops out; see ``docs/topics.md``.
 
-    unconfigured -> (configure: front-end, publishers, services, diagnostics)
-    -> inactive -> (activate: threads, subscriptions) -> active. Callbacks run
-    in one thread and only hand over. Deactivating keeps the keyframes,
-    cleaning up forgets them.
+    unconfigured -> (configure: front-end, map, publishers, services,
+    diagnostics) -> inactive -> (activate: threads, subscriptions) -> active.
+    Callbacks run in one thread and only hand over. Deactivating puts all
+    keyframes on the disk, cleaning up closes the map. The services of the map
+    are there in every state.
     """
 
     failure = ""
@@ -50,6 +53,7 @@ class FrontEndNode(LifecycleNode):
         self._inputs: Inputs | None = None
         self._starting = False
         self._clear()
+        self._map_services = MapServices(self, used=self._path_used)
         self._log_handler = RosHandler(self.get_logger())
         self._core_log = logging.getLogger("vslam_features")
         self._core_log.addHandler(self._log_handler)
@@ -64,10 +68,16 @@ class FrontEndNode(LifecycleNode):
                     raise ConfigError(f"{verb} failed: {self._error}")
             self._starting = False
 
+    @property
+    def busy(self) -> bool:
+        """A service is at work."""
+        return self._map_services.busy
+
     def stop(self) -> None:
         """Leave the states one by one, whichever the node is in."""
         self._deactivate()
         self._cleanup()
+        self._map_services.close()
         self._core_log.removeHandler(self._log_handler)
 
     # -- lifecycle -------------------------------------------------------------------------
@@ -88,12 +98,12 @@ class FrontEndNode(LifecycleNode):
         return result
 
     def on_deactivate(self, state) -> TransitionCallbackReturn:
-        """Unsubscribe, then finish what is at hand."""
+        """Unsubscribe, finish what is at hand, and put all keyframes on the disk."""
         self._deactivate()
         return super().on_deactivate(state)
 
     def on_cleanup(self, state) -> TransitionCallbackReturn:
-        """Forget the keyframes and remove publishers, services and timers."""
+        """Close the map and remove publishers, services and timers."""
         self._cleanup()
         return SUCCESS
 
@@ -127,19 +137,18 @@ class FrontEndNode(LifecycleNode):
     def _clear(self) -> None:
         self._error = ""
         self._config: Config | None = None
-        self._statistics = self._pipeline = self._pairing = self._outputs = self._inputs = None
+        self._statistics = self._pipeline = self._pairing = self._outputs = self._inputs = self._keeper = None
         self._diagnostics = self._diagnostics_publisher = None
         self._own_services, self._own_timers = [], []
         self._known = False  # to its subscribers: the publisher of diagnostics
 
     def _checked(self) -> Config:
         config = self._settings.config()
-        _check_map_path(config)
+        if config != self._config:  # else the map is open, whatever has become of its folder
+            check_map(config)
         return config
 
     def _configure(self, config: Config) -> None:
-        if config.map_path:
-            self.get_logger().warning("map_path: this version keeps the map in memory only, nothing is stored there")
         self._config = config
         self._statistics = Statistics()
         poses = None
@@ -155,13 +164,15 @@ class FrontEndNode(LifecycleNode):
             frontend,
             FrameBuilder(config, image_topic(self, config), self._statistics),
             self._statistics,
-            # A reset exchanges the map; what is drawn later belongs to the one of now.
             on_tracked=lambda result: outputs.tracked(result, frontend.keyframes.__getitem__),
             on_loops=lambda result: outputs.loops(result, frontend.keyframes.__getitem__),
-            on_reset=outputs.reset,
+            restart=lambda forget: self._keeper.reset(forget),
         )
+        self._keeper = MapKeeper(frontend, between_frames=self._pipeline.between_frames, exchanged=outputs.reset)
+        self.get_logger().info(f"map: {self._keeper.start()}")
+        self._map_services.attach(self._keeper, self._pipeline)
         self._pairing = Pairing(self._pipeline.put, poses)
-        self._diagnostics = Diagnostics(name, config, self._statistics, frontend)
+        self._diagnostics = Diagnostics(name, self._statistics, frontend, self._keeper.status)
         self._own_services = [
             self.create_service(Trigger, "~/reset", self._on_reset),
             self.create_service(SetBool, "~/pause", self._on_pause),
@@ -195,7 +206,7 @@ class FrontEndNode(LifecycleNode):
     def _refresh(self) -> None:
         config, old = self._checked(), self._config
         if config != old:
-            self.get_logger().warning("parameters changed since configure: configuring again, keyframes are forgotten")
+            self.get_logger().warning("parameters changed since configure: configuring again, with a new session")
             self._cleanup()
             try:
                 self._configure(config)
@@ -223,9 +234,19 @@ class FrontEndNode(LifecycleNode):
             self._pipeline.stop()
             self._outputs.stop()
         if was_active:
+            try:
+                self._keeper.flush()
+            except MapError as error:
+                self.get_logger().error(f"not all keyframes are on the disk: {error}")
             self._outputs.publish_markers(unheard=True)  # the last for those who come while it is inactive
 
     def _cleanup(self) -> None:
+        self._map_services.detach()
+        if self._keeper is not None:
+            try:
+                self._keeper.close()
+            except MapError as error:
+                self.get_logger().error(f"keyframes are lost: {error}")
         for timer in self._own_timers:
             self.destroy_timer(timer)
         for service in self._own_services:
@@ -237,6 +258,10 @@ class FrontEndNode(LifecycleNode):
         error = self._error
         self._clear()
         self._error = error
+
+    def _path_used(self, path: str) -> None:
+        """What a service used is no change that would configure the node again at its next activation."""
+        self._config = replace(self._config, map_path=path)
 
     # -- callbacks -------------------------------------------------------------------------
 
@@ -257,10 +282,15 @@ class FrontEndNode(LifecycleNode):
         if self._inputs is None:
             response.message = "not active: nothing was reset"
             return response
-        count = len(self._pipeline.frontend.keyframes)
-        self._pipeline.put(Input(self._pairing.restart()))
+        status = self._keeper.status()
+        self._pairing.reset()
         response.success = True
-        response.message = f"{count} keyframes are forgotten; ids count from 0 again"
+        if status.mode == "mapping":
+            stay = f"; they stay in {status.path}" if status.path and status.keyframes else ""
+            response.message = f"{status.keyframes} keyframes are forgotten; ids count from 0 again{stay}"
+        else:
+            count = status.keyframes - status.first_id
+            response.message = f"{count} keyframes are forgotten; ids go on behind the map's {status.first_id}"
         return response
 
     def _on_pause(self, request, response):
@@ -273,12 +303,6 @@ class FrontEndNode(LifecycleNode):
         response.success = True
         response.message = "paused: images are ignored" if request.data else "images are processed"
         return response
-
-
-def _check_map_path(config: Config) -> None:
-    folder = Path(config.map_path).expanduser().absolute().parent
-    if config.map_path and not folder.is_dir():
-        raise ConfigError(f"map_path: the folder {folder} does not exist; create it, or leave map_path empty")
 
 
 def main(args: list[str] | None = None) -> int:

@@ -41,7 +41,8 @@ class Markers:
     """Grows with the keyframes that have a pose; safe between threads.
 
     Blue points: keyframes; grey line: their order; green lines: verified
-    loops; orange lines: ambiguous ones.
+    loops; orange lines: ambiguous ones. Only keyframes of this session: the
+    poses of another one are in a frame of their own.
     """
 
     def __init__(self):
@@ -61,9 +62,11 @@ class Markers:
     def add_loops(self, result: Loops, keyframe: Callable[[int], Keyframe]) -> None:
         """The judged loops of a keyframe."""
         for pair in result.pairs:
-            ref = keyframe(pair.ref_kf_id)
             ambiguous = pair.matches.status == Status.AMBIGUOUS
-            if result.keyframe.pose is None or ref.pose is None or not (pair.matches.verified or ambiguous):
+            if result.keyframe.pose is None or not (pair.matches.verified or ambiguous):
+                continue
+            ref = keyframe(pair.ref_kf_id)
+            if ref.pose is None or ref.session != result.keyframe.session:
                 continue
             name, colour = ("ambiguous", _ORANGE) if ambiguous else ("loops", _GREEN)
             with self._lock:

@@ -74,8 +74,7 @@ class Outputs:
         self._publish("keyframes", result.keyframe, codecs.keyframe_table(result.keyframe))
         self._publish_pairs(result.keyframe, result.pairs, keyframe)
         self._markers.add_keyframe(result.keyframe)
-        if self._watched():
-            self._drawings.put((result.frame.image, result.keyframe, result.pairs, keyframe))
+        self._draw_later(result.frame.image, result.keyframe, result.pairs, keyframe)
 
     def loops(self, result: Loops, keyframe: Callable[[int], Keyframe]) -> None:
         """Publish the candidates and the attempted loops of a keyframe."""
@@ -83,8 +82,8 @@ class Outputs:
         self._publish_pairs(result.keyframe, result.pairs, keyframe)
         self._markers.add_loops(result, keyframe)
         verified = tuple(p for p in result.pairs if p.matches.verified)
-        if verified and self._watched():
-            self._drawings.put((None, result.keyframe, verified, keyframe))
+        if verified:
+            self._draw_later(None, result.keyframe, verified, keyframe)
 
     def reset(self) -> None:
         """The keyframes were forgotten: so are their markers."""
@@ -107,10 +106,12 @@ class Outputs:
     def _publish(self, name: str, keyframe: Keyframe, table) -> None:
         self._publishers[name].publish(to_cloud(table, header(keyframe.stamp_ns, keyframe.frame_id)))
 
-    def _watched(self) -> bool:
-        return self._publishers["match_image"].get_subscription_count() > 0
+    def _draw_later(self, image, kf: Keyframe, pairs: tuple[PairResult, ...], keyframe) -> None:
+        if self._publishers["match_image"].get_subscription_count() > 0:
+            references = {p.ref_kf_id: keyframe(p.ref_kf_id) for p in pairs}  # when it is drawn the map may be closed
+            self._drawings.put((image, kf, pairs, references))
 
     def _draw(self, job) -> None:
-        image, kf, pairs, keyframe = job
-        picture = self._images.draw(image, kf, pairs, keyframe)
+        image, kf, pairs, references = job
+        picture = self._images.draw(image, kf, pairs, references.__getitem__)
         self._publishers["match_image"].publish(image_message(picture, kf.stamp_ns, kf.frame_id))

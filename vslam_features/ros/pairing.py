@@ -38,7 +38,8 @@ MAX_PENDING = 32
 class Input:
     """An image with what belongs to it. ``session`` grows with each jump back in time and each reset.
 
-    ``image`` None is the command to begin the session at once.
+    ``image`` None is the command to begin the session at once. ``reset``: the latest session that a reset began,
+    0 where none did; so that an input tells of a reset, also where those just after it were dropped.
     """
 
     session: int
@@ -46,6 +47,7 @@ class Input:
     image: object = None
     info: object = None
     pose: Pose | None = None
+    reset: int = 0
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Pairing:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.counts = PairingCounts()
-        self.session = 0
+        self.session = self._reset_session = 0
         self._emit, self._poses, self._wait_s, self._clock = emit, poses, wait_s, clock
         self._infos: OrderedDict[int, object] = OrderedDict()
         self._latest_info = None
@@ -185,13 +187,18 @@ class Pairing:
             self._wait_pose = self._wait_pose or any(self._poses.look(ns)[0] for ns in self._in_time())
             self.release()
 
-    def restart(self) -> int:
-        """Pass on what waits and begin a new session; its number."""
+    def reset(self) -> None:
+        """Pass on what waits, then the command to begin a new session with an empty map."""
+        self.restart()
+        self._reset_session = self.session
+        self._emit(Input(self.session, reset=self._reset_session))
+
+    def restart(self) -> None:
+        """Pass on what waits and begin a new session."""
         self.flush()
         self._arrivals.clear()
         self._gaps = _Gaps()
         self.session += 1
-        return self.session
 
     def flush(self) -> None:
         """Pass on what waits, as it is; a held image is dropped."""
@@ -241,7 +248,7 @@ class Pairing:
             known, pose = self._poses.look(p.stamp_ns)
             self._wait_pose &= known or not waited
             self.counts.pose_missing += pose is None
-        self._emit(Input(self.session, p.stamp_ns, p.image, info, pose))
+        self._emit(Input(self.session, p.stamp_ns, p.image, info, pose, self._reset_session))
 
 
 def _calibrated(info) -> bool:

@@ -21,6 +21,9 @@ from ..parameter_file import declared_by_ros
 _GROUPS = ("features", "matcher", "retrieval", "runtime")
 """Those that name a plug-in and have its options."""
 
+WHILE_ACTIVE = {"map_path"}
+"""Those that may change while the node processes frames: services use them."""
+
 
 class Parameters:
     """Declares and reads the parameters of a node; mirrors ``config/default.yaml`` one to one.
@@ -28,7 +31,7 @@ class Parameters:
     Args:
         node: made with ``automatically_declare_parameters_from_overrides=True``,
             so that a misspelt override is seen rather than ignored.
-        active: whether the node processes frames now; then changes are rejected.
+        active: whether the node processes frames now; then all changes but those of ``WHILE_ACTIVE`` are rejected.
     """
 
     def __init__(self, node: Node, active: Callable[[], bool]):
@@ -140,8 +143,8 @@ class Parameters:
         changes = {p.name: p.value for p in changed if p.name in self._known}
         if self._declaring or not changes:
             return SetParametersResult(successful=True)
-        if self._active():
-            reason = f"{', '.join(changes)} cannot change while the node is active: deactivate it, set, activate again"
+        if self._active() and (fixed := sorted(set(changes) - WHILE_ACTIVE)):
+            reason = f"{', '.join(fixed)} cannot change while the node is active: deactivate it, set, activate again"
             return SetParametersResult(successful=False, reason=reason)
         try:
             self._config(changes)

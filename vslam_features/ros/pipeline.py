@@ -6,8 +6,10 @@ Knows no messages: images and calibration pass through as they came, ``decode`` 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..errors import VslamFeaturesError
 from ..frontend import FrontEnd
@@ -31,7 +33,8 @@ class Pipeline:
         decode: Input -> Frame; runs in the track thread and may raise.
         statistics: where latencies, faults and results are counted.
         on_tracked, on_loops: called in the two threads with each result.
-        on_reset: called in the track thread when the keyframes were forgotten.
+        restart: called in the track thread when a session begins, with True where it was by a reset, False after a
+            jump back in time. Exchanges the map of the front-end; True where ids count from the beginning again.
     """
 
     def __init__(
@@ -41,12 +44,14 @@ class Pipeline:
         statistics: Statistics,
         on_tracked: Callable[[Tracked], None],
         on_loops: Callable[[Loops], None],
-        on_reset: Callable[[], None],
+        restart: Callable[[bool], bool],
     ):
         self.frontend, self.statistics = frontend, statistics
         self.frames, self.keyframes = Slot(), Slot(LOOP_QUEUE)
-        self._decode, self._on_tracked, self._on_loops, self._on_reset = decode, on_tracked, on_loops, on_reset
+        self._decode, self._on_tracked, self._on_loops, self._restart = decode, on_tracked, on_loops, restart
         self._session = 0
+        # Who waits for the second holds the first: the track thread, which comes back for it at once, lets him in.
+        self._asked, self._in_use = threading.Lock(), threading.Lock()
         self._workers = [
             Worker("track", self.frames, self._track, lambda error: self._failed("track", error)),
             Worker("close_loops", self.keyframes, self._close_loops, lambda error: self._failed("close_loops", error)),
@@ -68,8 +73,28 @@ class Pipeline:
         """Let the newest input wait; an older one that still waits is dropped and counted."""
         self.frames.put(item, counted=item.image is not None)
 
+    @contextmanager
+    def between_frames(self) -> Iterator[None]:
+        """In the block nobody else uses the front-end; images wait in their slot. Also where it is stopped.
+
+        Not for the pipeline's own threads.
+        """
+        with self._asked, self._in_use:
+            self.keyframes.wait_still()
+            yield
+
+    def wait_searched(self) -> None:
+        """Wait until the loops of the keyframes of now are searched for."""
+        self.keyframes.wait_past()
+
     def _track(self, item: Input) -> None:
-        if item.session != self._session and not self._begin(item.session):
+        with self._asked:
+            pass
+        with self._in_use:
+            self._process(item)
+
+    def _process(self, item: Input) -> None:
+        if item.session != self._session and not self._begin(item):
             return  # stopped meanwhile; the next image begins the session
         if item.image is None:
             return
@@ -93,17 +118,17 @@ class Pipeline:
         self.statistics.loops(loops)
         self._on_loops(loops)
 
-    def _begin(self, session: int) -> bool:
-        """Forget the keyframes, once the loops of the old ones are searched for: the same input gives the same.
+    def _begin(self, item: Input) -> bool:
+        """Begin a session, once the loops of the old keyframes are searched for: the same input gives the same.
 
         False where the pipeline was stopped before that.
         """
         if not self.keyframes.wait_idle():
             return False
-        self.frontend.reset()
-        self._session = session
-        self.statistics.reset()
-        self._on_reset()
+        anew = self._restart(item.reset > self._session)
+        self._session = item.session
+        if anew:
+            self.statistics.reset()
         return True
 
     def _failed(self, stage: str, error: BaseException) -> None:

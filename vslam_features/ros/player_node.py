@@ -42,6 +42,8 @@ CLOCK_STEP_NS = 20_000_000
 class PlayerNode(Node):
     """Publishes what was recorded, unchanged, at the recorded pace. Raises VslamFeaturesError on wrong parameters."""
 
+    busy = False
+
     def __init__(self, **options):
         super().__init__("player", **options)
         self.failure = ""

@@ -21,9 +21,13 @@ POLL_S = 0.1
 
 
 class Runnable(Protocol):
-    """What ``run`` needs of a ``rclpy.node.Node``. ``failure``: why it ended badly, empty where all went well."""
+    """What ``run`` needs of a ``rclpy.node.Node``. ``failure``: why it ended badly, empty where all went well.
+
+    ``busy``: a caller still waits for an answer; a first signal lets the node give it, a second one does not.
+    """
 
     failure: str
+    busy: bool
 
     def start(self, stop: threading.Event) -> None:
         """Begin; set ``stop`` when the work is over. Raises VslamFeaturesError to end the process with 1."""
@@ -102,7 +106,7 @@ def _run(node: Runnable, asked: list[int]) -> int:
     try:
         node.start(stop)
         thread.start()
-        while not (asked or stop.wait(POLL_S)):
+        while not (len(asked) > node.busy or stop.wait(POLL_S)):
             pass
         stop.set()
         wake.trigger()

@@ -43,6 +43,8 @@ class RecorderNode(Node):
     Relative inputs ``image`` and ``pose`` (PoseStamped) give pictures and the trajectory; both are optional.
     """
 
+    busy = False
+
     def __init__(self, **options):
         super().__init__("recorder", **options)
         self.failure = ""

@@ -67,6 +67,17 @@ class Slot:
             self._changed.wait_for(lambda: self._closed or not (self._items or self._in_work is not None))
             return not self._closed
 
+    def wait_past(self) -> None:
+        """Wait until what is in it now is processed or dropped, whatever comes in meanwhile."""
+        with self._changed:
+            goal = self._received
+            self._changed.wait_for(lambda: self._processed + self._dropped >= goal)
+
+    def wait_still(self) -> None:
+        """Wait until nothing waits and nothing is at work, also in a closed slot."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._items and self._in_work is None)
+
     def close(self) -> None:
         """Drop what waits (counted) and let ``take`` return None."""
         with self._changed:

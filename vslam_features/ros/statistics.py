@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..types import Loops, PairResult, Status, Tracked
+from ..types import Loops, PairKind, PairResult, Tracked
 
 WINDOW = 200
 """Latest values that percentiles and ratios are made of."""
+
+PAIR_STAGES = {"match": (PairKind.TRACK,), "verify": (PairKind.LOOP, PairKind.RELOCALISATION)}
+"""The stages that make pairs, and of which kinds."""
 
 
 @dataclass
@@ -56,8 +59,8 @@ class Statistics:
         self.lock = threading.Lock()
         self.stages: dict[str, Stage] = {}
         self.frame_rate, self.keyframe_rate = Rate(), Rate()
-        self.statuses: dict[str, Counter] = {"track": Counter(), "loop": Counter()}
-        self.recent_empty: dict[str, deque] = {"track": deque(maxlen=WINDOW), "loop": deque(maxlen=WINDOW)}
+        self.statuses: dict[PairKind, Counter] = {kind: Counter() for kind in PairKind}
+        self.recent_empty: dict[str, deque] = {stage: deque(maxlen=WINDOW) for stage in PAIR_STAGES}
         self.keyframes = self.candidates = self.gated = self.resets = 0
         self.uncalibrated = self.says_uncalibrated = self.without_pose = 0
 
@@ -83,7 +86,7 @@ class Statistics:
             if result.keyframe is not None:
                 self.keyframe_rate.tick()
                 self.keyframes += 1
-            self._pairs("track", result.pairs)
+            self._pairs("match", result.pairs)
 
     def loops(self, result: Loops) -> None:
         """The loops of a keyframe were searched for."""
@@ -91,7 +94,7 @@ class Statistics:
         with self.lock:
             self.candidates += len(result.candidates)
             self.gated += len(result.gated)
-            self._pairs("loop", result.pairs)
+            self._pairs("verify", result.pairs)
 
     def no_calibration(self) -> None:
         """The camera_info of an image says that the camera is uncalibrated."""
@@ -103,14 +106,14 @@ class Statistics:
         with self.lock:
             self.resets += 1
 
-    def zero_match_ratio(self, kind: str) -> float:
-        """Share of the latest attempted pairs without a match; NaN before the first. Hold the lock."""
-        recent = self.recent_empty[kind]
+    def zero_match_ratio(self, stage: str) -> float:
+        """Share of the latest pairs of ``match`` or ``verify`` without a match; NaN before the first. Hold the lock."""
+        recent = self.recent_empty[stage]
         return sum(recent) / len(recent) if recent else float("nan")
 
-    def non_finite(self, kind: str) -> int:
-        """Pairs that failed on non-finite numbers. Hold the lock."""
-        return self.statuses[kind][Status.NON_FINITE]
+    def pair_statuses(self, stage: str) -> Counter:
+        """How often the pairs of ``match`` or ``verify`` had each status. Hold the lock."""
+        return sum((self.statuses[kind] for kind in PAIR_STAGES[stage]), Counter())
 
     def _stages(self, result: Tracked | Loops) -> None:
         with self.lock:
@@ -124,6 +127,7 @@ class Statistics:
         entry.runs += 1
         entry.latency_ms.append(milliseconds)
 
-    def _pairs(self, kind: str, pairs: tuple[PairResult, ...]) -> None:
-        self.statuses[kind].update(p.matches.status for p in pairs)
-        self.recent_empty[kind].extend(len(p.matches) == 0 for p in pairs)
+    def _pairs(self, stage: str, pairs: tuple[PairResult, ...]) -> None:
+        for pair in pairs:
+            self.statuses[pair.kind][pair.matches.status] += 1
+        self.recent_empty[stage].extend(len(p.matches) == 0 for p in pairs)
