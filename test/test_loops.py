@@ -1,5 +1,7 @@
 """LoopJudge: which verified pairs are loops, with pairs made up here."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import SECOND, T0, keyframe, matches, pose, rotation
@@ -7,6 +9,7 @@ from helpers import SECOND, T0, keyframe, matches, pose, rotation
 from vslam_features.config import LoopsConfig
 from vslam_features.loops import LoopJudge
 from vslam_features.maps.keyframe_map import KeyframeMap
+from vslam_features.maps.memory import MemoryStore
 from vslam_features.odometry_gate import OdometryGate
 from vslam_features.types import Candidate, PairKind, PairResult, Pose, Status
 
@@ -14,13 +17,24 @@ from vslam_features.types import Candidate, PairKind, PairResult, Pose, Status
 class Walk:
     """A map of keyframes and a judge over it, fed with made-up pairs."""
 
-    def __init__(self, n: int = 100, poses=None, camera_poses: bool = True, keypoints: int = 1, **config):
+    def __init__(
+        self, n: int = 100, poses=None, camera_poses=True, keypoints=1, sessions=(), read_only=False, loops=(), **config
+    ):
+        """``sessions``: lengths of those before the running one, which has the rest of the ``n`` keyframes."""
         self.config = LoopsConfig(**config)
-        self.map = KeyframeMap()
-        for i in range(n):
-            self.map.add(keyframe(T0 + i * SECOND, poses(i) if poses else None, n=keypoints))
+        store = MemoryStore()
+        kept = [keyframe(T0 + i * SECOND, poses(i) if poses else None, n=keypoints) for i in range(n)]
+        for count in sessions:
+            self.map = KeyframeMap(store)
+            for one in kept[:count]:
+                self.map.finish(self.map.add(one).id)
+            kept = kept[count:]
+        store.read_only = read_only
+        self.map = KeyframeMap(store)
+        for one in kept:
+            self.map.add(one)
         gate = OdometryGate(self.config, self.map, camera_poses)
-        self.judge = LoopJudge(self.config, self.map, gate)
+        self.judge = LoopJudge(self.config, self.map, gate, loops)
 
     def pair(self, kf: int, ref: int, inliers: int = 50, status: Status = Status.OK, **fields) -> PairResult:
         m = matches(inliers, status)
@@ -212,3 +226,67 @@ def test_any_hypothesis_that_agrees_will_do():
     assert walk.decide(60, 0, hypotheses=(wrong, right)) == ["ok"]
     assert walk.decide(60, 0, hypotheses=(wrong,)) == ["ambiguous"]
     assert walk.decide(60, 0, hypotheses=()) == ["ok"]
+
+
+# -- sessions ----------------------------------------------------------------------------------
+
+
+def test_odometry_of_another_session_gates_nothing():
+    """The frame has the same name each time, and begins somewhere else."""
+    walk = Walk(poses=lambda i: pose(100.0 * i, frame_id="odom"), sessions=(30, 30))
+    assert walk.gate(62, 2, 29, 31, 59, 61) == ([2, 29, 31, 59], [61])
+    assert walk.decide(62, 2) == ["ambiguous"], "without comparable poses it takes a consensus"
+    assert walk.decide(63, 3) == ["ok"]
+
+
+def test_poses_of_another_session_contradict_nothing():
+    at = Pose(np.eye(3), np.array([5.0, 6, 7]), "odom")
+    walk = Walk(poses=lambda i: at, sessions=(50,), consensus=1, consensus_window=1)
+    assert walk.decide(60, 0, hypotheses=(visual((0, 0, 0), (0, 90, 0)),)) == ["ok"]
+    assert walk.decide(61, 55, hypotheses=(visual((0, 0, 0), (0, 90, 0)),)) == ["ambiguous"]
+
+
+def test_inliers_on_a_small_share_confirm_nothing_between_sessions():
+    walk = Walk(keypoints=200, min_inlier_share=0.15, poses=circle, sessions=(30,), consensus=1)
+    assert walk.decide(61, (1, 20)) == ["ambiguous"] and walk.decide(92, (32, 20)) == ["ok"]
+
+
+def test_ids_across_the_border_of_sessions_are_different_places():
+    walk = Walk(place_radius=10, sessions=(30, 30))
+    assert walk.judge.same_place(25, 29) and walk.judge.same_place(30, 40)
+    assert not walk.judge.same_place(29, 30) and not walk.judge.same_place(59, 60)
+    with_poses = Walk(poses=lambda i: pose(0.01 * i), sessions=(30, 30))
+    assert with_poses.judge.same_place(5, 29) and not with_poses.judge.same_place(29, 30)
+
+
+def test_a_confirmed_loop_joins_places_of_its_sessions_only():
+    walk = Walk(place_radius=3, sessions=(30, 30), loops=[(31, 5)])
+    assert walk.judge.same_place(31, 5) and walk.judge.same_place(3, 33)
+    assert not walk.judge.same_place(29, 5), "near to 31 by its id, but of another session"
+    assert walk.decide(70, 5) == ["ambiguous"]
+    assert walk.decide(71, (6, 50), (32, 49)) == ["ok", "ok"], "one place, known from the stored loop"
+
+
+def test_a_stored_loop_makes_two_laps_one_place():
+    rivals = (5, 50), (61, 50)
+    for loops, expected in (((), "ambiguous"), ([(60, 5)], "ok")):
+        walk = Walk(loops=loops, consensus=1, consensus_window=1)
+        assert walk.decide(90, *rivals) == [expected] * 2
+
+
+def test_a_localisation_is_confirmed_by_consensus_and_remembers_no_loops():
+    walk = Walk(sessions=(60,), read_only=True, poses=circle)
+    assert walk.map.read_only and walk.decide(60, 5) == ["ambiguous"]
+    assert [walk.decide(60 + i, 5 + i) for i in range(1, 30)] == [["ok"]] * 29
+    assert walk.decide(90, (35, 50), (5, 50)) == ["ambiguous"] * 2, "two places of the map, by its poses"
+    assert not walk.judge._confirmed._cells
+
+
+def test_judging_reads_no_keyframe(monkeypatch):
+    walk = Walk(sessions=(60,), poses=circle, place_radius=5)
+    monkeypatch.setattr(KeyframeMap, "__getitem__", lambda *_: pytest.fail("a keyframe was read"))
+    now = replace(keyframe(n=100), id=70, session=1, pose=pose())
+    candidates = [Candidate(70, r, T0, 0.9, np.nan, r) for r in range(20)]
+    possible, _ = walk.judge.gate(now, candidates)
+    pairs = [PairResult(PairKind.LOOP, 70, c.ref_kf_id, T0, matches(50)) for c in possible]
+    assert len(walk.judge.judge(now, pairs)) == 20
