@@ -44,14 +44,15 @@ def recorded(library, tmp_path):
 def failures(recording, folder: Path, check, cases: int, seed: int = 0, ignored: str = "") -> list[str]:
     """Cut ``cases`` times or a little more, in all ways; what ``check(folder, done, begun)`` raised.
 
-    Always cut just before and after whatever is no write, which is all around commits; the other points, between the
-    writes of a transaction, are drawn.
+    Always cut just before and after whatever is no write, which is all around commits, and several times around what
+    is done to names, which happens rarely; the other points, between the writes of a transaction, are drawn.
     """
     ops, plan = recording.ops, random.Random(seed)
     ways = [(data, names) for data in DATA for names in NAMES]
     borders = {k for i, op in enumerate(ops) if op.kind != "W" for k in (i, i + 1)}
+    names = [k for i, op in enumerate(ops) if op.kind in "RUD" for k in (i, i + 1)]
     drawn = [plan.randint(0, len(ops)) for _ in range(cases - len(borders))]
-    chosen = Counter([*borders, *drawn])
+    chosen = Counter([*borders, *names * 5, *drawn])
     found, promised = [], {"begun": 0, "done": 0}
     for k, disk in states(recording.before, ops, ignored):
         if k and ops[k - 1].kind == "M":
