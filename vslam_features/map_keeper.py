@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import Config
@@ -167,7 +167,7 @@ class MapKeeper:
         def reopened() -> _Running:
             if on:
                 running.keyframes.flush(unfinished=True)
-            return _Running(self._open(running.path, on, create=False), running.own, running.warning)
+            return self._reopened(running, localise=on)
 
         self._exchange(reopened)
         return self._text()
@@ -178,21 +178,22 @@ class MapKeeper:
         ``forget``: with an empty map; the one of now stays in its file. Else, after a jump back in time, a map that
         somebody named is continued. In a localisation the keyframes in memory are forgotten, and the map stays.
         """
-        running, localise = self._running, self._running.keyframes.read_only
-        go_on = localise or not (forget or running.own)
+        running = self._running
+        if running.keyframes.read_only:
+            return self._forget_located(running)
         self._end(running)
-        try:
-            if go_on:
-                self._use(_Running(self._open(running.path, localise, create=False), running.own, running.warning))
-                return localise
-            new = self._new_session()
-            if not running.own and not new.warning:
-                text = f"since the reset the map is {new.path}; {running.path} stays as it was"
-                new = _Running(new.keyframes, own=True, warning=text)
-            self._use(new)
-        except VslamFeaturesError as error:  # the robot goes on
-            logger.error("a new session without a file: %s", error)
-            self._use(_in_memory(f"the map is in memory only: {error}"))
+        reason = "reset"
+        if not (forget or running.own):
+            try:
+                self._use(self._reopened(running, localise=False))
+                return False
+            except VslamFeaturesError as error:
+                logger.error("%s is not continued: %s", running.path, error)
+                reason = str(error)
+        new = self._new_session()
+        if not (running.own or new.warning):
+            new = replace(new, warning=f"the map is {new.path} since {running.path} was left ({reason})")
+        self._use(new)
         return True
 
     def flush(self) -> None:
@@ -263,6 +264,18 @@ class MapKeeper:
             with contextlib.suppress(MapError):
                 store.close()
             raise
+
+    def _reopened(self, running: _Running, localise: bool) -> _Running:
+        return replace(running, keyframes=self._open(running.path, localise, create=False))
+
+    def _forget_located(self, running: _Running) -> bool:
+        try:
+            self._use(self._reopened(running, localise=True))
+        except VslamFeaturesError as error:  # the map may be gone; what is open can be read on
+            logger.error("keyframes of this localisation are not forgotten: %s", error)
+            return False
+        self._end(running)
+        return True
 
     def _new_session(self) -> _Running:
         try:

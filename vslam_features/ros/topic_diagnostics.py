@@ -6,7 +6,7 @@ from ..errors import DataError
 from ..replay.run_log import ModelRecord, RunLog
 
 FRAME_COUNTS = ("received", "processed", "dropped", "missing", "waiting", "resets")
-MAP_COUNTS = ("loop_queue", "loop_queue_dropped", "keyframes", "loops_gated")
+MAP_COUNTS = ("loop_queue", "loop_queue_dropped", "keyframes", "first_id", "loops_gated")
 MODEL_COUNTS = ("runs", "non_finite", "errors", "empty", "empty_agreed", "recovered", "lost", "incidents")
 """Values that are read as numbers; beside ``faults`` of each part."""
 

@@ -19,6 +19,8 @@ from .topic_diagnostics import FRAME_COUNTS, TopicDiagnostics
 IMAGES_KEPT = 64
 """Latest images that wait to be recognised as keyframes."""
 
+PLACES = PairKind.LOOP, PairKind.RELOCALISATION
+
 FARTHEST_PX = 1e6
 """Pixels of matches beyond this are no pixels, and drawing them fails."""
 
@@ -26,9 +28,10 @@ FARTHEST_PX = 1e6
 class TopicLog:
     """Joins messages that belong together, in whichever order they come.
 
-    A front-end that is reset counts its keyframes from 0 again. The log then
-    starts anew, as its records would be those of other keyframes, and only
-    counts the earlier sessions. All methods raise DataError on values outside
+    A front-end that is reset counts its keyframes from 0 again, or where it
+    localises from behind those of its map. The log then starts anew, as its
+    records would be those of other keyframes, and only counts the earlier
+    sessions. All methods raise DataError on values outside
     the contract and then change nothing.
 
     Args:
@@ -79,8 +82,9 @@ class TopicLog:
     def add_keyframe(self, stamp_ns: int, frame_id: str, table: np.ndarray) -> None:
         """A message on ``~/keyframes``. One without keypoints does not tell its id: it is the next."""
         position = self._truth.index(stamp_ns) if self._truth else self._images.get(stamp_ns, (self._image_count,))[0]
-        last = self._log.keyframes[-1].id if self._log.keyframes else -1
-        kf_id = _only(table["kf_id"]) if len(table) else 0 if self._was_reset else last + 1
+        first = self._diagnostics.count("map", "first_id")
+        last = self._log.keyframes[-1].id if self._log.keyframes else first - 1
+        kf_id = _only(table["kf_id"]) if len(table) else first if self._was_reset else last + 1
         if kf_id <= last:
             self._earlier_sessions += 1
             self._start_session()
@@ -153,7 +157,7 @@ class TopicLog:
         out["searched"] = self._searched
         out["not_searched"] = self._diagnostics.count("map", "loop_queue_dropped")
         out["pairs"] = len(self._log.pairs) + len(self._pairs)
-        out["loops"] = sum(p.kind == PairKind.LOOP and p.verified for p in self._log.pairs)
+        out["loops"] = sum(p.kind in PLACES and p.verified for p in self._log.pairs)
         out["active"] = int(bool(self._diagnostics.parts.get("frames")))
         return out
 
@@ -196,8 +200,9 @@ class TopicLog:
                 f"{sessions} before a reset {is_are} not in this report; the counts of images run since configure"
             )
         first, number = (log.keyframes[0].id, len(log.keyframes)) if log.keyframes else (0, 0)
-        if first:
-            which = "keyframe 0 was" if first == 1 else f"keyframes 0 to {first - 1} were"
+        start = self._diagnostics.count("map", "first_id")
+        if number and first > start:
+            which = f"keyframe {start} was" if first == start + 1 else f"keyframes {start} to {first - 1} were"
             out.append(f"joined late: {which} not seen")
         if number and (lost := log.keyframes[-1].id - first + 1 - number):
             out.append(f"{lost} keyframes between the first and the last one did not come")
