@@ -236,7 +236,7 @@ def test_colmap_agrees_with_the_truth_of_a_rendered_scene(pycolmap, room):
                 R = geometry.cam2_from_cam1.rotation.matrix() if geometry.cam2_from_cam1 else np.eye(3)
                 errors.append(np.degrees(np.arccos(np.clip((np.trace(R.T @ truth.R) - 1) / 2, -1, 1))))
         theirs, ours = errors[::2], errors[1::2]
-        assert len(ours) > 15 and np.median(theirs) < 0.5 and np.median(ours) < 0.5, (theirs, ours)
+        assert len(ours) > 15 and np.median(theirs) < 1 and np.median(ours) < 0.2, (theirs, ours)
         # COLMAP compares bytes as the map compares floats: the same partners
         assert db.num_descriptors() == db.num_keypoints()
         d1, d2 = (np.asarray(db.read_descriptors(i).data, np.float32) for i in (1, 2))
