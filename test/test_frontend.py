@@ -9,14 +9,16 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers import SECOND, T0, frame, image
+from helpers import SECOND, T0, frame, image, matches
 
 from vslam_features.config import Config
-from vslam_features.errors import DataError
+from vslam_features.errors import DataError, MapDamagedError, MapError
 from vslam_features.frontend import FrontEnd
 from vslam_features.loops import LoopJudge
+from vslam_features.maps.keyframe_map import KeyframeMap
+from vslam_features.maps.memory import MemoryStore
 from vslam_features.replay.scenes import make_scene
-from vslam_features.types import Frame, PairKind, Status
+from vslam_features.types import Frame, MapModels, PairKind, Status
 
 SMALL = {"features.max_keypoints": 400, "features.long_side": 0, "loops.verify": 3, "threads": 1}
 QUICK = {**SMALL, "features.max_keypoints": 150, "retrieval.exclude_s": 1.0}
@@ -415,3 +417,286 @@ def test_a_fault_while_judging_costs_the_loops_of_one_keyframe(monkeypatch):
     assert len(calls) == len(frames) and len(failed) == 1 and "broken" in failed[0].faults["judge"]
     assert failed[0].pairs and all(p.matches.status is Status.BACKEND_ERROR for p in failed[0].pairs)
     assert any(p.matches.verified for _, loops in results for p in loops.pairs)
+
+
+# -- maps --------------------------------------------------------------------------------------
+
+
+def over(store, settings: Config) -> FrontEnd:
+    """A front-end with a map over the store."""
+    front_end = FrontEnd(settings)
+    front_end.new_map = lambda: KeyframeMap(store)
+    front_end.reset()
+    return front_end
+
+
+def in_another_life(frames) -> list[Frame]:
+    """The same images years before, by odometry that began somewhere else under the same name."""
+    far = np.array([1000.0, -500.0, 0.0])
+    moved = [dataclasses.replace(f.pose, t=f.pose.t + far) for f in frames]
+    return [dataclasses.replace(f, stamp_ns=f.stamp_ns // 2, pose=p) for f, p in zip(frames, moved)]
+
+
+@cache
+def mapped() -> tuple:
+    """The entries of a map of the first 15 frames of the room."""
+    store = MemoryStore()
+    front_end = over(store, config(keyframes__every=1))
+    for item in scene("room", 2.0)[0][:15]:
+        front_end.process(item)
+    return tuple(store.entry(i) for i in range(15))
+
+
+def map_of_the_room(read_only: bool = False) -> MemoryStore:
+    store = MemoryStore()
+    for entry in mapped():
+        store.put(entry)
+    store.read_only = read_only
+    return store
+
+
+def test_what_is_computed_is_what_the_map_gets():
+    frames, settings = scene("room", 2.0)[0][:14], config(QUICK, keyframes__every=1)
+    store = MemoryStore()
+    front_end = over(store, settings)
+    results = [front_end.process(f) for f in frames]
+    assert front_end.keyframes.stored == len(frames) == len(front_end.keyframes)
+    for i, (tracked, loops) in enumerate(results):
+        entry = store.entry(i)
+        assert digest(entry.keyframe) == digest(loops.keyframe) and entry.pairs == (*tracked.pairs, *loops.pairs)
+        assert (entry.candidates, entry.gated) == (loops.candidates, loops.gated)
+    assert any(e.candidates for e in map(store.entry, range(len(frames))))
+
+
+def test_without_loops_a_keyframe_is_complete_once_it_is_tracked():
+    store = MemoryStore()
+    front_end = over(store, config(QUICK, keyframes__every=1, loops__enabled=False))
+    for i in range(3):
+        tracked = front_end.track(frame(stamp_ns=T0 + i))
+        assert front_end.keyframes.stored == i + 1 and store.entry(i).pairs == tracked.pairs
+    assert front_end.map_models == MapModels(front_end.features.identity, None)
+    again = over(store, config(QUICK, keyframes__every=1, loops__enabled=False))
+    assert again.track(frame()).keyframe.id == 3
+
+
+def test_keyframes_without_a_search_for_loops_are_stored_with_their_track_pairs():
+    """As where the queue of the node dropped them."""
+    store = MemoryStore()
+    front_end = over(store, config(QUICK, keyframes__every=1))
+    tracked = [front_end.track(frame(stamp_ns=T0 + i)) for i in range(4)]
+    assert front_end.keyframes.stored == 0
+    front_end.close_loops(tracked[2])
+    assert [len(store.entry(i).pairs) for i in range(3)] == [0, 1, 1]
+    assert [i for i, _ in store.global_descriptors()] == [2]
+    front_end.keyframes.close()
+    assert front_end.keyframes.stored == 4 and store.entry(3).pairs == tracked[3].pairs
+
+
+def test_the_models_of_a_map():
+    front_end = FrontEnd(config())
+    models = front_end.map_models
+    assert models.features == front_end.features.identity
+    assert models.global_descriptor == front_end.global_descriptor.identity
+
+
+def test_a_map_is_continued_from_its_first_frame_on():
+    frames, settings = scene("room", 2.0)[0], config(keyframes__every=1)
+    store = map_of_the_room()
+    front_end = over(store, settings)
+    results = [front_end.process(f) for f in in_another_life(frames[:6])]
+    first, loops = results[0]
+    assert (first.keyframe.id, first.keyframe.session, first.pairs) == (15, 1, ())
+    assert loops.candidates[0].ref_kf_id == 0 and loops.candidates[0].similarity > 0.99
+    for i, (tracked, loops) in enumerate(results):
+        assert not tracked.faults and not loops.faults and loops.gated == ()
+        assert [p.ref_kf_id for p in tracked.pairs] == [14 + i] * (i > 0)
+        assert {c.ref_kf_id for c in loops.candidates} <= set(range(15)), "its own are too new"
+        by_ref = {p.ref_kf_id: p for p in loops.pairs}
+        assert by_ref[i].kind is PairKind.LOOP and by_ref[i].matches.verified == (i > 0), "it takes a consensus"
+    assert [store.keyframe(15 + i).session for i in range(6)] == [1] * 6
+    assert {(16, 1), (20, 5)} <= set(store.confirmed_loops())
+    third = over(store, settings)
+    assert third.loops.same_place(1, 16), "confirmed loops are those of the file"
+    assert third.process(frames[0])[0].keyframe.session == 2
+
+
+def test_loops_within_a_continued_session_exclude_what_is_too_new():
+    frames, settings = scene("room", 2.0)[0], config(QUICK, keyframes__every=1, retrieval__top_k=50)
+    front_end = over(map_of_the_room(), settings)
+    for i, item in enumerate(in_another_life(frames[:8])):  # at 0.25 s
+        _, loops = front_end.process(item)
+        own = [c.ref_kf_id - 15 for c in (*loops.candidates, *loops.gated) if c.ref_kf_id >= 15]
+        assert all(i - ref >= 4 for ref in own) and (not own or min(own) >= 0)
+        exclude = front_end.keyframes.newest_older_than(loops.keyframe, 1.0, settings.retrieval.exclude_frames)
+        assert exclude == max(15 + i - max(4, settings.retrieval.exclude_frames), 14)
+
+
+def test_a_localisation_finds_its_place_and_leaves_the_map_alone():
+    frames, truth = scene("room", 2.0)
+    store = map_of_the_room(read_only=True)
+    before = digest([store.entry(i) for i in range(15)])
+    front_end = over(store, config(keyframes__every=1))
+    found = 0
+    for i, item in enumerate(in_another_life(frames[:12])):
+        tracked, loops = front_end.process(item)
+        assert tracked.keyframe.id == 15 + i and not tracked.faults and not loops.faults and not loops.gated
+        assert {c.ref_kf_id for c in loops.candidates} <= set(range(15)) and loops.candidates[0].ref_kf_id == i
+        assert {p.kind for p in loops.pairs} == {PairKind.RELOCALISATION}
+        assert {p.kind for p in tracked.pairs} <= {PairKind.TRACK}
+        good = [p.ref_kf_id for p in loops.pairs if p.matches.verified]
+        assert all(truth.is_true(frames[i].stamp_ns, frames[r].stamp_ns) or abs(i - r) <= 2 for r in good)
+        found += i in good
+    assert found == 11, "all but the first, which lacks a second witness"
+    assert digest([store.entry(i) for i in range(15)]) == before and len(store.headers()) == 15
+    front_end.reset()  # only what was in memory is forgotten
+    assert front_end.process(frames[0])[0].keyframe.id == 15
+
+
+@pytest.mark.slow
+def test_the_second_walk_is_located_in_the_map_of_the_first():
+    """Recall as in one live run over both walks."""
+    frames, truth = scene("corridor", 2.0)
+    frames, settings = without_poses(frames), config(keyframes__every=1)
+    half = len(frames) // 2
+    store = MemoryStore()
+    mapping = over(store, settings)
+    for item in frames[:half]:
+        mapping.process(item)
+    store.read_only = True
+    front_end = over(store, settings)
+    live = FrontEnd(settings)
+    for item in frames[:half]:
+        live.process(item)
+    right = dict.fromkeys(("live", "located"), 0)
+    wanted = truth.true_loops(1)[half:, :half].any(axis=1)
+    for i, item in enumerate(frames[half:]):
+        for name, one in (("live", live), ("located", front_end)):
+            candidates = [c for c in one.process(item)[1].candidates if c.ref_kf_id < half]
+            top = candidates[0].ref_stamp_ns if candidates else None
+            right[name] += bool(wanted[i]) and top is not None and truth.is_true(item.stamp_ns, top)
+    assert wanted.sum() >= 8 and right["located"] >= max(right["live"], 0.9 * wanted.sum()), (right, wanted.sum())
+
+
+def test_a_long_localisation_takes_no_more_memory(monkeypatch):
+    store = map_of_the_room(read_only=True)
+    settings = config(QUICK, features__max_keypoints=40, keyframes__every=1, loops__verify=1)
+    front_end = over(store, settings)
+    known = [store.keyframe(i) for i in range(15)]
+    monkeypatch.setattr(
+        front_end.features, "extract", lambda f: dataclasses.replace(known[f.stamp_ns // SECOND % 15].features)
+    )
+    picture, size, grown = np.zeros((240, 320), np.uint8), {}, {}
+    monkeypatch.setattr(front_end.matcher, "match", lambda *_: matches(30))
+    tracemalloc.start()
+    try:
+        for i in range(500):
+            _, loops = front_end.process(frame(picture, i * SECOND))
+            if i in (150, 499):
+                size[i], grown[i] = front_end.keyframes.nbytes, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert loops.pairs[0].matches.verified and loops.keyframe.id == 514
+    assert size[150] == size[499] and grown[499] - grown[150] < 100_000
+    with pytest.raises(IndexError, match="only the newest 64"):
+        front_end.keyframes[15]
+
+
+def test_loops_that_are_closed_too_late_in_a_localisation_are_a_fault_at_most():
+    front_end = over(map_of_the_room(read_only=True), config(QUICK, keyframes__every=1))
+    tracked = [front_end.track(frame(stamp_ns=T0 + i)) for i in range(80)]
+    loops = front_end.close_loops(tracked[3])
+    assert set(loops.faults) == {"judge"} and "only the newest 64" in loops.faults["judge"]
+    assert loops.keyframe.id == 18 and len(front_end.keyframes.last(100)) == 64
+
+
+def test_a_keyframe_that_cannot_be_read_costs_its_pair(monkeypatch):
+    frames, store = scene("room", 2.0)[0], map_of_the_room()
+    front_end = over(store, config(keyframes__every=1))
+    read = store.keyframe
+
+    def damaged(kf_id):
+        if kf_id in (1, 3, 16):
+            raise MapDamagedError(f"room.vmap: table features: keyframe {kf_id}: checksum")
+        return read(kf_id)
+
+    monkeypatch.setattr(store, "keyframe", damaged)
+    results = [front_end.process(f) for f in in_another_life(frames[:5])]
+    assert not any(tracked.faults for tracked, _ in results)
+    lost = {(p.kf_id, p.ref_kf_id): p.matches for _, loops in results for p in loops.pairs if p.ref_kf_id in (1, 3)}
+    assert {(16, 1), (18, 3)} <= set(lost) and {m.status for m in lost.values()} == {Status.BACKEND_ERROR}
+    assert all("table features" in m.detail for m in lost.values())
+    for _, loops in results:
+        affected = {p.ref_kf_id for p in loops.pairs} & {1, 3}
+        assert set(loops.faults) == ({"verify"} if affected else set()), "the one before is in memory"
+    assert any(p.matches.verified for _, loops in results for p in loops.pairs)
+
+
+def test_a_store_without_room_costs_the_keyframe_and_nothing_else(monkeypatch):
+    frames = [frame(stamp_ns=T0 + i * SECOND) for i in range(5)]
+    store = MemoryStore()
+    front_end = over(store, config(QUICK, keyframes__every=1))
+
+    def full():
+        raise MapError("room.vmap: no space left on the disk")
+
+    results = []
+    for i, item in enumerate(frames):
+        with monkeypatch.context() as patch:
+            if i in (0, 2, 3):
+                patch.setattr(store, "wait_for_room", full)
+            results.append(front_end.process(item))
+    for i, (tracked, loops) in enumerate(results):
+        failed = i in (0, 2, 3)
+        assert tracked.faults == ({"store": "MapError: room.vmap: no space left on the disk"} if failed else {})
+        assert (tracked.keyframe is None) == (loops is None) == failed and tracked.features is not None
+    assert [(t.keyframe.id, len(t.pairs)) for t, _ in results if t.keyframe] == [(0, 0), (1, 1)]
+    assert [store.keyframe(i).stamp_ns for i in range(2)] == [frames[1].stamp_ns, frames[4].stamp_ns]
+
+
+@pytest.mark.parametrize("method", ["headers", "global_descriptors", "confirmed_loops"])
+def test_a_map_that_cannot_be_opened_changes_nothing(method, monkeypatch):
+    front_end = over(MemoryStore(), config(QUICK, keyframes__every=1))
+    front_end.process(frame())
+    parts = [front_end.keyframes, front_end.index, front_end.loops, front_end.policy, front_end._guards]
+    bad = map_of_the_room()
+
+    def fail():
+        raise MapDamagedError("room.vmap: table keyframes: damaged")
+
+    def fail_late():
+        yield 0, np.eye(8, dtype=np.float32)[0]
+        raise MapDamagedError("room.vmap: table keyframes: damaged")
+
+    broken = {"global_descriptors": fail_late, "headers": fail, "confirmed_loops": fail}
+    monkeypatch.setattr(bad, method, broken[method])
+    with pytest.raises(MapDamagedError):
+        front_end.use_map(KeyframeMap(bad))
+    now = [front_end.keyframes, front_end.index, front_end.loops, front_end.policy, front_end._guards]
+    assert all(a is b for a, b in zip(parts, now)) and len(front_end.index) == 1
+    tracked, _ = front_end.process(frame(stamp_ns=T0 + 1))
+    assert tracked.keyframe.id == 1 and len(tracked.pairs) == 1
+
+
+def test_global_descriptors_of_another_length_are_refused():
+    store = map_of_the_room()
+    shorter = dataclasses.replace(store.keyframe(3), global_descriptor=np.eye(7, dtype=np.float32)[0])
+    store._entries[3] = dataclasses.replace(store.entry(3), keyframe=shorter)
+    front_end = FrontEnd(config())
+    running = front_end.keyframes
+    with pytest.raises(DataError, match="global descriptor"):
+        front_end.use_map(KeyframeMap(store))
+    assert front_end.keyframes is running
+
+
+def test_a_descriptor_that_the_index_refuses_is_not_stored(monkeypatch):
+    store = MemoryStore()
+    front_end = over(store, config(QUICK, keyframes__every=1))
+    describe = front_end.global_descriptor.describe
+    for i in range(3):
+        with monkeypatch.context() as patch:
+            if i == 1:
+                patch.setattr(front_end.global_descriptor, "describe", lambda *a: describe(*a) * np.float32(np.nan))
+            _, loops = front_end.process(frame(stamp_ns=T0 + i * SECOND))
+        assert ("not finite" in loops.faults.get("retrieve", "")) == (i == 1)
+    assert [i for i, _ in store.global_descriptors()] == [0, 2]
+    over(store, config(QUICK))  # and the map can be opened

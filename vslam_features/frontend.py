@@ -103,7 +103,7 @@ class FrontEnd:
                 index.add(kf_id, descriptor)
         odometry = OdometryGate(self.config.loops, keyframes, camera_poses=self.config.pose_of == "camera")
         loops = LoopJudge(self._loops_config(), keyframes, odometry, keyframes.confirmed_loops())
-        keyframes.keep = max(keyframes.keep, self.config.keyframes.match_last)
+        keyframes.keep = max(keyframes.keep, self.config.keyframes.match_last + 1)  # the new one among them
         self.keyframes, self.index, self.loops = keyframes, index, loops
         self._keypoint_guard = KeypointGuard(self.config.models)
         self._guards: dict[int, EmptyGuard] = {}
