@@ -17,7 +17,7 @@ BLOCKED = (
 LEVELS = [
     [
         *"errors registry image_headers distortion camera images options parameter_file pickle_machine".split(),
-        *"config config_groups types share".split(),
+        *"config config_groups types share half".split(),
     ],
     "geometry two_view plane_pose solvers pose_track".split(),
     ["runtimes"],

@@ -131,9 +131,11 @@ class KeyframeMap:
     def add(self, keyframe: Keyframe) -> Keyframe:
         """Take a keyframe under the next id, and return it with that and the session.
 
-        Raises MapError where the store has no room for it: then no id is given. May block shortly.
+        Raises MapError where the store has no room for it, DataError where it never takes such a keyframe: then no id
+        is given. May block shortly.
         """
         if not self.read_only:
+            self.store.check(keyframe)
             self.store.wait_for_room()
         with self._changed:
             last = self._headers.get(self._next_id - 1) if self._next_id > self.first_id else None

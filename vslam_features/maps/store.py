@@ -56,6 +56,10 @@ class KeyframeStore(ABC):
         """Raises DataError for a keyframe that cannot be kept. Called before it gets an id."""
         return None
 
+    def check(self, keyframe: Keyframe) -> None:
+        """Raises DataError for a keyframe that the store would never take."""
+        return None
+
     def wait_for_room(self) -> None:
         """Return once an entry can be put. Raises MapError with the reason where none can be for now."""
         return None
