@@ -21,7 +21,7 @@ _RECONSTRUCT = {f"{m}.multiarray _reconstruct" for m in _MODULES}
 _SCALAR = {f"{m}.multiarray scalar" for m in _MODULES}
 _FROM_BUFFER = {f"{m}.numeric _frombuffer" for m in _MODULES}
 _ARRAY, _DTYPE, _ENCODE, _BYTES = "numpy ndarray", "numpy dtype", "_codecs encode", "__builtin__ bytes"
-_TYPE_CODE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
+TYPE_CODE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 _PLAIN = (np.ndarray, np.generic, dict, list, tuple, str, bytes, bytearray, bool, int, float, type(None))
 
 
@@ -101,7 +101,7 @@ class _ArrayMachine(PickleMachine):
         target.__setstate__((1, shape, dtype, fortran, bytes(data)))
 
     def _dtype(self, code: Any) -> _Dtype:
-        if type(code) is str and _TYPE_CODE.fullmatch(code):
+        if type(code) is str and TYPE_CODE.fullmatch(code):
             return _Dtype(np.dtype(code))
         if code in ("O8", "O") and self._single_object:
             return _Dtype(np.dtype("O"))
