@@ -9,7 +9,7 @@ from helpers import SECOND, T0, features, keyframe, matches, pose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vslam_features.errors import MapDamagedError, MapError
+from vslam_features.errors import DataError, MapDamagedError, MapError
 from vslam_features.maps.keyframe_map import LOCALISATION_KEEPS, KeyframeMap
 from vslam_features.maps.memory import MemoryStore
 from vslam_features.maps.store import KeyframeStore, entry_bytes
@@ -224,6 +224,22 @@ def test_no_room_costs_the_keyframe_but_no_id():
     assert len(m) == 1 and [k.id for k in m.last(5)] == [0]
     store.full = False
     assert m.add(small(2)).id == 1
+
+
+def test_what_the_store_never_takes_gets_no_id():
+    store = Recorder()
+    m = KeyframeMap(store)
+
+    def refuse(one):
+        if one.stamp_ns == T0:
+            raise DataError("not finite")
+
+    store.check = refuse
+    with pytest.raises(DataError, match="not finite"):
+        m.add(small(0))
+    assert m.add(small(1)).id == 0
+    store.read_only = True
+    assert KeyframeMap(store).add(small(0)).id == 0, "a localisation stores nothing"
 
 
 def test_stored_keyframes_are_let_go_but_for_the_newest():
