@@ -16,9 +16,11 @@ from power_cut import recorder
 from power_cut.entries import MODELS, assert_same, entry
 from power_cut.maps import check_map, write_map
 
+from vslam_features.errors import MapError
 from vslam_features.maps.copy import copy_map
 from vslam_features.maps.file_store import FileStore
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.writer import MapWriter
 
 needs_shim = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missing())
 CHILD = [sys.executable, str(recorder.HERE / "child.py")]
@@ -101,6 +103,18 @@ def test_a_slow_save_that_is_interrupted_and_killed(library, tmp_path, how):
     check_map(tmp_path / "a.vmap", 41, 41)
 
 
+def test_a_map_that_is_being_written_is_not_replaced(tmp_path):
+    write_map(tmp_path / "new.vmap", 2)
+    with MapWriter(tmp_path / "target.vmap", MODELS, create=True) as other:
+        other.append(entry(0))
+        with pytest.raises(MapError, match=f"target.vmap: another process .pid {os.getpid()}. writes"):
+            copy_map(tmp_path / "new.vmap", tmp_path / "target.vmap")
+        other.append(entry(1))
+    check_map(tmp_path / "target.vmap", 2, 2)
+    copy_map(tmp_path / "new.vmap", tmp_path / "target.vmap")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.vmap", "target.vmap"]
+
+
 @needs_shim
 @pytest.mark.parametrize("how", ["device", "file size", "pages"])
 def test_mapping_goes_on_while_the_disk_is_full(library, tmp_path, how):
@@ -110,6 +124,14 @@ def test_mapping_goes_on_while_the_disk_is_full(library, tmp_path, how):
     assert said["problem"] in said["flush"]
     assert said["problem then"] == ""
     check_map(tmp_path / "a.vmap", 25, 25)
+
+
+@needs_shim
+def test_a_map_is_continued_while_the_disk_is_full(library, tmp_path):
+    write_map(tmp_path / "a.vmap", 3)
+    assert "full" in run(library, tmp_path, "continue_on_full_disk")["append"]
+    check_map(tmp_path / "a.vmap", 4, 4)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.vmap"]
 
 
 @needs_shim

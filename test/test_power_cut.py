@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sqlite3
+import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,9 @@ from power_cut.maps import check_map, write_map
 
 from vslam_features.errors import MapError
 
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 many = pytest.mark.parametrize(
-    ("cases", "seed"), [(150, 0), *(pytest.param(2000, seed, marks=pytest.mark.slow) for seed in (1, 2))]
+    ("cases", "seed"), [(150, 0), *(pytest.param(1000, seed, marks=SLOW) for seed in (1, 2))]
 )
 pytestmark = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missing())
 
@@ -26,6 +29,14 @@ pytestmark = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missin
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
     return recorder.shim(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def cuts(tmp_path):
+    """A folder in memory where there is one: each repair of a map syncs, which is not what is tested here."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -53,16 +64,21 @@ def failures(recording, folder: Path, check, cases: int, seed: int = 0, ignored:
     names = [k for i, op in enumerate(ops) if op.kind in "RUD" for k in (i, i + 1)]
     drawn = [plan.randint(0, len(ops)) for _ in range(cases - len(borders))]
     chosen = Counter([*borders, *names * 5, *drawn])
-    found, promised = [], {"begun": 0, "done": 0}
+    found, checked, promised = [], set(), {"begun": 0, "done": 0}
     for k, disk in states(recording.before, ops, ignored):
         if k and ops[k - 1].kind == "M":
             word, number = ops[k - 1].name.split()
             promised[word] = int(number)
         for i in range(chosen[k]):
             data, names = plan.choice(ways)
+            left = disk.cut(random.Random(f"{seed} {k} {i}"), data, names)
+            case = hash((*promised.values(), *sorted(left.items())))
+            if case in checked:  # all ways lead to one where little is pending
+                continue
+            checked.add(case)
             there = folder / f"{k}-{i}"
             there.mkdir(parents=True)
-            for name, content in disk.cut(random.Random(f"{seed} {k} {i}"), data, names).items():
+            for name, content in left.items():
                 (there / name).write_bytes(content)
             try:
                 check(there, **promised)
@@ -132,29 +148,29 @@ def fill_maps(folder: Path) -> None:
     write_map(folder / "new.vmap", 6, salt=1)
 
 
-def test_sqlite_with_our_pragmas_loses_nothing_that_was_committed(recorded, tmp_path):
+def test_sqlite_with_our_pragmas_loses_nothing_that_was_committed(recorded, cuts):
     recording = recorded("plain", 12, "FULL")
-    assert failures(recording, tmp_path / "cut", check_plain, 400) == []
+    assert failures(recording, cuts, check_plain, 400) == []
 
 
 @pytest.mark.parametrize(
     ("synchronous", "ignored", "at_least"),
     [pytest.param("OFF", "", 20, id="synchronous off"), pytest.param("FULL", "S", 20, id="a disk that ignores syncs")],
 )
-def test_the_simulator_finds_what_syncs_are_for(recorded, tmp_path, synchronous, ignored, at_least):
+def test_the_simulator_finds_what_syncs_are_for(recorded, cuts, synchronous, ignored, at_least):
     recording = recorded("plain", 12, synchronous)
-    assert len(failures(recording, tmp_path / "cut", check_plain, 400, ignored=ignored)) >= at_least
+    assert len(failures(recording, cuts, check_plain, 400, ignored=ignored)) >= at_least
 
 
-def test_a_copy_with_all_its_syncs_is_the_old_or_the_new_file(recorded, tmp_path):
+def test_a_copy_with_all_its_syncs_is_the_old_or_the_new_file(recorded, cuts):
     recording = recorded("copy", "file+folder", prepare=fill_copy)
-    assert failures(recording, tmp_path / "cut", check_copy, 300) == []
+    assert failures(recording, cuts, check_copy, 300) == []
 
 
 @pytest.mark.parametrize("sync", ["file", "folder", "none"])
-def test_the_simulator_finds_each_sync_that_a_copy_leaves_out(recorded, tmp_path, sync):
+def test_the_simulator_finds_each_sync_that_a_copy_leaves_out(recorded, cuts, sync):
     recording = recorded("copy", sync, prepare=fill_copy)
-    assert len(failures(recording, tmp_path / "cut", check_copy, 300)) >= 5
+    assert failures(recording, cuts, check_copy, 300) != []
 
 
 def leave_half_written(library: Path, folder: Path, name: str) -> None:
@@ -164,51 +180,51 @@ def leave_half_written(library: Path, folder: Path, name: str) -> None:
 
 
 @many
-def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, tmp_path, cases, seed):
+def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, cuts, cases, seed):
     recording = recorded("writer", 12)
-    assert failures(recording, tmp_path / "cut", check_writer, cases, seed) == []
+    assert failures(recording, cuts, check_writer, cases, seed) == []
 
 
 @many
-def test_a_continued_map_keeps_what_it_had(recorded, tmp_path, cases, seed):
+def test_a_continued_map_keeps_what_it_had(recorded, cuts, cases, seed):
     recording = recorded("writer", 4, prepare=lambda folder: write_map(folder / "a.vmap", 6))
     check = partial(check_writer, before=6)
-    assert failures(recording, tmp_path / "cut", check, cases, seed) == []
-    assert len(failures(recording, tmp_path / "no file is synced", check, 100, ignored="S")) >= 10
+    assert failures(recording, cuts, check, cases, seed) == []
+    assert len(failures(recording, cuts, check, 100, ignored="S")) >= 10
 
 
 @many
 @pytest.mark.parametrize("scenario", [("reader",), ("writer", 2)], ids=["read", "continued"])
-def test_a_power_cut_while_a_crash_is_repaired(library, recorded, tmp_path, scenario, cases, seed):
+def test_a_power_cut_while_a_crash_is_repaired(library, recorded, cuts, scenario, cases, seed):
     def prepare(folder):
         write_map(folder / "a.vmap", 6)
         leave_half_written(library, folder, "a.vmap")
 
     recording = recorded(*scenario, prepare=prepare)
-    assert failures(recording, tmp_path / "cut", partial(check_writer, before=6), cases // 3, seed) == []
+    assert failures(recording, cuts, partial(check_writer, before=6), cases // 3, seed) == []
 
 
-def test_a_new_map_is_not_hit_by_the_journal_of_a_deleted_one(library, recorded, tmp_path):
+def test_a_new_map_is_not_hit_by_the_journal_of_a_deleted_one(library, recorded, cuts):
     def prepare(folder):
         write_map(folder / "a.vmap", 6)
         leave_half_written(library, folder, "a.vmap")
         (folder / "a.vmap").unlink()
 
     recording = recorded("writer", 2, prepare=prepare)
-    assert failures(recording, tmp_path / "cut", check_writer, 150) == []
+    assert failures(recording, cuts, check_writer, 150) == []
 
 
 @many
-def test_a_copy_over_a_map_is_the_old_or_the_new_map(recorded, tmp_path, cases, seed):
+def test_a_copy_over_a_map_is_the_old_or_the_new_map(recorded, cuts, cases, seed):
     recording = recorded("copy_of_map", prepare=fill_maps)
     check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
-    assert failures(recording, tmp_path / "cut", check, cases // 2, seed) == []
-    assert len(failures(recording, tmp_path / "no file is synced", check, 70, ignored="S")) >= 2
-    assert len(failures(recording, tmp_path / "nor is the folder", check, 70, ignored="D")) >= 1
+    assert failures(recording, cuts, check, cases // 2, seed) == []
+    assert failures(recording, cuts, check, 70, ignored="S") != []
+    assert failures(recording, cuts, check, 70, ignored="D") != []
 
 
 @many
-def test_a_copy_over_a_half_written_map(library, recorded, tmp_path, cases, seed):
+def test_a_copy_over_a_half_written_map(library, recorded, cuts, cases, seed):
     """The journal of the old map must never be rolled back into the new one."""
 
     def prepare(folder):
@@ -217,10 +233,10 @@ def test_a_copy_over_a_half_written_map(library, recorded, tmp_path, cases, seed
 
     recording = recorded("copy_of_map", prepare=prepare)
     check = partial(check_copy_of_map, new=recording.before["new.vmap"][1])
-    assert failures(recording, tmp_path / "cut", check, cases // 2, seed) == []
+    assert failures(recording, cuts, check, cases // 2, seed) == []
 
 
 @many
-def test_a_running_map_that_is_saved_while_keyframes_come(recorded, tmp_path, cases, seed):
+def test_a_running_map_that_is_saved_while_keyframes_come(recorded, cuts, cases, seed):
     recording = recorded("running", prepare=lambda folder: write_map(folder / "target.vmap", 3, salt=1))
-    assert failures(recording, tmp_path / "cut", check_running, cases, seed) == []
+    assert failures(recording, cuts, check_running, cases, seed) == []

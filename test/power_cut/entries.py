@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ MODELS = MapModels(
 _K = np.array([[500.0, 0, 319.5], [0, 500.0, 239.5], [0, 0, 1]])
 
 
+@cache
 def entry(n: int, keypoints: int = 12, salt: int = 0) -> MapEntry:
     """Keyframe n with pairs and loops; every seventh has 150 times as many keypoints. ``salt``: another map's."""
     rng = np.random.default_rng([n, salt])
