@@ -42,9 +42,9 @@ class WriterLock:
             if self._is_there():
                 break
             self._file.close()  # removed by the one who had it between our open and our lock
-        self._file.truncate(0)
-        self._file.write(f"pid {os.getpid()}")
-        self._file.flush()
+        with contextlib.suppress(OSError):  # who holds it is for people; a full disk takes no word of it
+            os.ftruncate(self._file.fileno(), 0)
+            os.write(self._file.fileno(), f"pid {os.getpid()}".encode())
 
     def release(self) -> None:
         """Let others write. Safe to call twice."""
