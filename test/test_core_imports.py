@@ -24,7 +24,7 @@ LEVELS = [
     ["artifacts"],
     "engine health models reference classical".split(),
     "features matching retrieval maps keyframes loops odometry_gate empty_guard stages".split(),
-    "frontend session_files".split(),
+    "frontend session_files running_map".split(),
     ["map_keeper"],
     ["exchange"],
     ["networks"],

@@ -9,7 +9,7 @@ import helpers
 import numpy as np
 import pytest
 
-from vslam_features import map_keeper
+from vslam_features import running_map
 from vslam_features.config import Config
 from vslam_features.errors import ConfigError, IdentityError, MapDamagedError, MapError, MapFileError
 from vslam_features.frontend import FrontEnd
@@ -225,7 +225,7 @@ def test_a_map_in_memory_is_told_and_can_be_saved(make, tmp_path):
     status = keeper.status()
     assert (status.path, status.keyframes, status.stored) == ("", 4, 0)
     assert "in memory only" in status.warning and "map_path" in status.warning
-    with pytest.raises(MapError, match="in memory only.*save it first"):
+    with pytest.raises(MapError, match="in memory only.*save it, and load it"):
         keeper.set_localization(True)
     assert keeper.save(tmp_path / "a.vmap").startswith("4 keyframes in")
     assert [pixels for _, _, pixels, _ in content(tmp_path / "a.vmap")] == seen
@@ -417,14 +417,14 @@ def test_a_map_that_cannot_be_continued_after_a_jump_is_told(make, saved, state,
     keeper = make(map_path=saved)
     keeper.start()
     walk(keeper, 1)
-    opens = map_keeper.FileStore
+    opens = running_map.FileStore
 
     def fails(path, *args, **options):
         if path == saved or no_folder:
             raise MapError(f"{path} is gone")
         return opens(path, *args, **options)
 
-    monkeypatch.setattr(map_keeper, "FileStore", fails)
+    monkeypatch.setattr(running_map, "FileStore", fails)
     no_folder = False
     assert keeper.reset(forget=False)
     assert keeper.path.parent == state and f"{saved} was left ({saved} is gone)" in keeper.status().warning

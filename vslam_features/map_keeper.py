@@ -9,64 +9,16 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from .config import Config
 from .errors import ConfigError, MapError, VslamFeaturesError
 from .frontend import FrontEnd
-from .maps.copy import require_map_or_nothing
-from .maps.file_store import FileStore
-from .maps.keyframe_map import KeyframeMap
-from .maps.lock import WriterLock
-from .maps.memory import MemoryStore
-from .maps.placing import placed_file
-from .maps.writer import MapWriter
+from .running_map import MapStatus, RunningMap, count
 from .session_files import SessionFiles
-from .types import MapModels
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class MapStatus:
-    """What diagnostics tell of the running map.
-
-    ``path``: empty where it is in memory only. ``mode``: as in the configuration. ``first_id``: of the keyframes of
-    this session. ``stored``: keyframes on the disk; ``waiting``: those on their way. ``problem``: why none can be
-    written now. ``warning``: what a person should know of where the map is kept. ``last_save``: of the service,
-    ``last_save_age_s`` seconds ago (NaN: never).
-    """
-
-    path: str = ""
-    mode: str = "mapping"
-    keyframes: int = 0
-    first_id: int = 0
-    stored: int = 0
-    waiting: int = 0
-    file_bytes: int = 0
-    memory_bytes: int = 0
-    problem: str = ""
-    warning: str = ""
-    last_save: str = ""
-    last_save_age_s: float = math.nan
-
-
-@dataclass(frozen=True)
-class _Running:
-    """``own``: a file of this run in the state folder, or memory; else one that somebody named."""
-
-    keyframes: KeyframeMap
-    own: bool
-    warning: str = ""
-
-    @property
-    def path(self) -> Path | None:
-        return self.keyframes.store.path
-
-    @property
-    def name(self) -> str:
-        return "the map in memory" if self.path is None else str(self.path)
 
 
 class MapKeeper:
@@ -94,7 +46,7 @@ class MapKeeper:
         self._between_frames, self._exchanged = between_frames, exchanged
         self._config = front_end.config
         self._sessions = SessionFiles(self._config.map.keep_sessions)
-        self._running = _Running(front_end.keyframes, own=True)
+        self._running = RunningMap(front_end.keyframes, own=True)
         self._last_save, self._saved_at = "", math.nan
 
     @property
@@ -112,65 +64,53 @@ class MapKeeper:
         """
         check_map(self._config)
         if not self._config.map_path:
-            running = self._new_session()
+            self._use(self._new_session())
         else:
             path, localise = absolute(self._config.map_path), self._config.mode == "localization"
-            running = _Running(self._open(path, localise, create=not localise and not path.exists()), own=False)
-        self._use(running)
-        return self._text()
+            self._use(self._open(path, localise=localise, create=not (localise or path.exists())))
+        return str(self._running)
 
     def save(self, path: str | Path) -> str:
         """Make sure that the running map is in a file, as it is now. Mapping goes on meanwhile."""
         target, running = absolute(path), self._running
         running.keyframes.flush()
-        if running.path is not None and _same(target, running.path):
-            where = f"in {target}, the running map"
-        else:
-            _require_folder(target)
-            require_map_or_nothing(target)
-            with _writer_of(target):  # its writer would go on in a file that has no name any more
-                if running.path is None:
-                    keyframes = running.keyframes
-                    _write(keyframes.store, keyframes.stored, target, self._front_end.map_models)
-                else:
-                    running.keyframes.store.copy(target, self._progress)
-            where = f"in {target}"
-        size = target.stat().st_size / 1e6
-        self._last_save = f"{_count(running.keyframes.stored)} {where}, {size:.1f} MB"
+        own = running.is_in(target)
+        if not own:
+            running.copy(target, self._front_end.map_models, self._progress)
+        where, size = f"{target}, the running map" if own else str(target), target.stat().st_size / 1e6
+        self._last_save = f"{count(running.keyframes.stored)} in {where}, {size:.1f} MB"
         self._saved_at = time.monotonic()
         return self._last_save
 
     def load(self, path: str | Path) -> str:
         """Replace the running map by the one in a file, in the mode of now. That is checked before."""
         target, running = absolute(path), self._running
-        localise = running.keyframes.read_only
-        if not localise and running.path is not None and _same(target, running.path):
-            return f"{self._text()}; it is the running map already"
+        if running.is_in(target) and not running.localises:
+            return f"{running}; it is the running map already"
         if not target.is_file():
             raise MapError(f"{target}: no such file; set map_path to a map that is there")
-        new = _Running(self._open(target, localise, create=False), own=False)
-        self._exchange(lambda: new)
-        return self._text()
+        new = self._open(target, localise=running.localises)
+        self._exchange(lambda _: new)
+        return str(new)
 
     def set_localization(self, on: bool) -> str:
         """Only recognise places of the running map, or go on to add to it."""
         running = self._running
-        if running.keyframes.read_only == on:
-            return f"{self._text()}; nothing changed"
+        if running.localises == on:
+            return f"{running}; nothing changed"
         if running.path is None:
-            raise MapError(f"the map is in memory only, and cannot be localised in ({running.warning}): save it first")
-        if on:
-            running.keyframes.flush()  # most of it while images are still processed
-            if not running.keyframes.stored:
-                raise MapError(f"{running.path} has no keyframe yet: nothing to localise in")
+            raise MapError(f"the map cannot be localised in: {running.warning}; save it, and load it")
+        running.keyframes.flush()  # most of it while images are still processed
 
-        def reopened() -> _Running:
+        def reopened(now: RunningMap) -> RunningMap:
             if on:
-                running.keyframes.flush(unfinished=True)
-            return self._reopened(running, localise=on)
+                now.keyframes.flush(unfinished=True)
+                if not len(now.keyframes):
+                    raise MapError(f"{now.path} has no keyframe yet: nothing to localise in")
+            return self._reopened(now, localise=on)
 
         self._exchange(reopened)
-        return self._text()
+        return str(self._running)
 
     def reset(self, forget: bool) -> bool:
         """A new session; call it between frames. True where ids count from the beginning of the session again.
@@ -179,7 +119,7 @@ class MapKeeper:
         somebody named is continued. In a localisation the keyframes in memory are forgotten, and the map stays.
         """
         running = self._running
-        if running.keyframes.read_only:
+        if running.localises:
             return self._forget_located(running)
         self._end(running)
         reason = "reset"
@@ -201,98 +141,60 @@ class MapKeeper:
         self._running.keyframes.flush(unfinished=True)
 
     def close(self) -> None:
-        """Put all keyframes on the disk and let go of the file. Raises MapError for what is lost.."""
-        _close(self._running)
+        """Put all keyframes on the disk and let go of the file. Raises MapError for what is lost."""
+        self._running.close()
 
     def status(self) -> MapStatus:
         """What there is now."""
-        running = self._running
-        keyframes, store = running.keyframes, running.keyframes.store
-        return MapStatus(
-            path="" if store.path is None else str(store.path),
-            mode="localization" if keyframes.read_only else "mapping",
-            keyframes=len(keyframes),
-            first_id=keyframes.first_id,
-            stored=keyframes.stored if store.path is not None else 0,
-            waiting=store.waiting,
-            file_bytes=store.file_bytes,
-            memory_bytes=keyframes.nbytes,
-            problem=store.problem,
-            warning=running.warning,
-            last_save=self._last_save,
-            last_save_age_s=time.monotonic() - self._saved_at,
-        )
+        return self._running.status(self._last_save, time.monotonic() - self._saved_at)
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _exchange(self, opened: Callable[[], _Running]) -> None:
+    def _exchange(self, opened: Callable[[RunningMap], RunningMap]) -> None:
         """Replace the running map by another, which must open first; the old one is closed when images go on."""
-        old = self._running
         with self._between_frames():
-            self._use(opened())
+            old = self._running  # only now: a reset may have come first
+            self._use(opened(old))
         self._end(old)
 
-    def _use(self, running: _Running) -> None:
+    def _use(self, running: RunningMap) -> None:
         try:
             self._front_end.use_map(running.keyframes)
         except BaseException:
             with contextlib.suppress(MapError):
-                _close(running)
+                running.close()
             raise
         self._running = running
         self._exchanged()
 
-    def _end(self, running: _Running) -> None:
+    def _end(self, running: RunningMap) -> None:
         try:
-            _close(running)
+            running.close()
         except MapError as error:
-            logger.error("%s is left with keyframes that are not stored: %s", running.name, error)
+            logger.error("keyframes are lost: %s", error)
 
-    def _open(self, path: Path, localise: bool, create: bool) -> KeyframeMap:
-        config = self._config
-        store = FileStore(
-            path,
-            self._front_end.map_models,
-            read_only=localise,
-            create=create,
-            cache_bytes=config.map.cache_mb << 20,
-            queue=config.map.queue,
-        )
-        try:
-            return KeyframeMap(store)
-        except BaseException:
-            with contextlib.suppress(MapError):
-                store.close()
-            raise
+    def _open(self, path: Path, **options) -> RunningMap:
+        return RunningMap.open(path, self._config, self._front_end.map_models, **options)
 
-    def _reopened(self, running: _Running, localise: bool) -> _Running:
-        return replace(running, keyframes=self._open(running.path, localise, create=False))
+    def _reopened(self, running: RunningMap, localise: bool) -> RunningMap:
+        return self._open(running.path, localise=localise, own=running.own, warning=running.warning)
 
-    def _forget_located(self, running: _Running) -> bool:
+    def _forget_located(self, running: RunningMap) -> bool:
         try:
             self._use(self._reopened(running, localise=True))
-        except VslamFeaturesError as error:  # the map may be gone; what is open can be read on
+        except VslamFeaturesError as error:  # the file may be gone; the one that is open can be read on
             logger.error("keyframes of this localisation are not forgotten: %s", error)
             return False
         self._end(running)
         return True
 
-    def _new_session(self) -> _Running:
+    def _new_session(self) -> RunningMap:
         try:
-            path = self._sessions.new()
-            running = _Running(self._open(path, localise=False, create=True), own=True)
+            running = self._open(self._sessions.new(), own=True, create=True)
         except (OSError, MapError) as error:
-            return _in_memory(f"the map is in memory only: {error}; set map_path, or VSLAM_FEATURES_STATE")
-        self._sessions.remove_old(path)
+            return RunningMap.in_memory(f"{error}; set map_path, or VSLAM_FEATURES_STATE to a folder")
+        self._sessions.remove_old(running.path)
         return running
-
-    def _text(self) -> str:
-        running, k = self._running, self._running.keyframes
-        if k.read_only:
-            return f"localising in {running.name}: {_count(k.first_id)}"
-        if k.first_id:
-            return f"{running.name} is continued: {_count(k.first_id)}, session {k.session}"
-        return f"{running.name} is new" if running.path else running.warning
 
 
 def check_map(config: Config) -> None:
@@ -309,47 +211,3 @@ def check_map(config: Config) -> None:
 def absolute(path: str | Path) -> Path:
     """A path as it was meant, ``~`` included."""
     return Path(os.path.abspath(Path(path).expanduser()))
-
-
-def _in_memory(warning: str) -> _Running:
-    logger.warning("%s", warning)
-    return _Running(KeyframeMap(), own=True, warning=warning)
-
-
-def _close(running: _Running) -> None:
-    """Close; a file of this run that no keyframe came to is removed."""
-    keyframes = running.keyframes
-    keyframes.close()
-    if running.own and running.path is not None and not len(keyframes):
-        with contextlib.suppress(OSError):
-            running.path.unlink()
-
-
-def _write(store: MemoryStore, count: int, target: Path, models: MapModels) -> None:
-    with placed_file(target, replace=True) as part, MapWriter(part, models, create=True) as writer:
-        for kf_id in range(count):
-            writer.append(store.entry(kf_id))
-
-
-def _require_folder(target: Path) -> None:
-    if not target.parent.is_dir():
-        raise MapError(f"{target}: the folder {target.parent} does not exist; create it, or set another map_path")
-
-
-@contextlib.contextmanager
-def _writer_of(target: Path):
-    lock = WriterLock(target)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _same(a: Path, b: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samefile(a, b)
-    return a == b
-
-
-def _count(keyframes: int) -> str:
-    return "1 keyframe" if keyframes == 1 else f"{keyframes} keyframes"

@@ -18,7 +18,6 @@ from sensor_msgs.msg import CameraInfo
 from vslam_features.config import Config
 from vslam_features.frontend import FrontEnd
 from vslam_features.health import Counts, Health
-from vslam_features.map_keeper import MapStatus
 from vslam_features.ros.diagnostics import ERROR, OK, WARN, Diagnostics
 from vslam_features.ros.frames import FrameBuilder
 from vslam_features.ros.inputs import Inputs, Topic
@@ -29,6 +28,7 @@ from vslam_features.ros.pairing import Input, Pairing
 from vslam_features.ros.poses import InterpolatedPoses
 from vslam_features.ros.slot import Slot
 from vslam_features.ros.statistics import Statistics
+from vslam_features.running_map import MapStatus
 
 MS = 1_000_000
 

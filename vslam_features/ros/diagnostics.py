@@ -7,7 +7,7 @@ from collections.abc import Callable
 from diagnostic_msgs.msg import DiagnosticArray
 
 from ..frontend import FrontEnd
-from ..map_keeper import MapStatus
+from ..running_map import MapStatus
 from ..types import Status
 from .diagnostic_report import ERROR, OK, WARN, Report
 from .inputs import Inputs, Topic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..map_keeper import MapStatus
+from ..running_map import MapStatus
 from ..types import PairKind, Status
 from .diagnostic_report import ERROR, WARN, Report
 from .slot import Counts
