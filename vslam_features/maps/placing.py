@@ -33,9 +33,10 @@ def placed_file(target: Path, *, replace: bool) -> Iterator[Path]:
         yield part
         _check(target, replace)  # it may have come meanwhile
         with _named(target):
-            _sync(part)
+            sync(part)
+            _remove_journals(target)
             os.replace(part, target)
-            _sync(target.parent)
+            sync(target.parent)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
@@ -51,6 +52,18 @@ def remove_leftovers(target: Path) -> None:
             match = pattern.fullmatch(entry.name)
             if match and not _alive(int(match[1])):
                 os.unlink(entry.path)
+
+
+def _remove_journals(target: Path) -> None:
+    """Whatever lies beside the name belongs to an older file: SQLite would roll it back into the new one.
+
+    Synced before the rename, as the disk may do the two in any order. Also where there is nothing now: it may have
+    been removed just before.
+    """
+    for suffix in ("-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{target}{suffix}")
+    sync(target.parent)
 
 
 def _alive(pid: int) -> bool:
@@ -72,7 +85,8 @@ def _check(target: Path, replace: bool) -> None:
         raise MapError(f"{target} is a folder: give the name of a file in it")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return once a file, or the names in a folder, are on the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -14,6 +14,7 @@ from ..errors import DataError, IdentityError, MapError
 from ..half import exact_half
 from ..types import Keyframe, MapEntry, MapModels, ModelIdentity, PairKind, PairResult
 from . import database
+from .copy import Progress, copy_connection
 from .lock import WriterLock
 from .records import camera_of, identity_of, matrix_of
 from .rows import Value, insert, read, scan, update
@@ -78,6 +79,12 @@ class MapWriter:
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
             raise
+
+    def copy(self, target: Path, progress: Progress | None = None) -> int:
+        """Copy the map, see :func:`~.copy.copy_map`. ``progress`` may append: the copy then has that as well."""
+        if self._connection is None:
+            raise MapError(f"{self.path}: the map is closed")
+        return copy_connection(self._connection, self.path, target, progress)
 
     def close(self) -> None:
         """Let go of the file. All that was appended is on the disk. Safe to call twice."""

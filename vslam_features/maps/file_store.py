@@ -1,0 +1,280 @@
+"""Keyframes of a running map in its file: written by a thread of their own, read back through a bounded cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, MapError
+from ..types import Keyframe, KeyframeHeader, MapEntry, MapModels
+from .arrays import finite
+from .copy import Progress, copy_map
+from .keyframe_cache import KeyframeCache, nbytes_of
+from .reader import MapReader
+from .store import KeyframeStore
+from .writer import MapWriter, require_models
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""A disk that failed is tried again after this time."""
+
+ROOM_S = 2.0
+"""A disk that is slow gets this time to take a keyframe, before one is refused."""
+
+
+class FileStore(KeyframeStore):
+    """A map file with one writer.
+
+    Entries that were put are readable at once, and on the disk soon after, in order. A disk that fails costs nothing
+    but memory, until ``queue`` entries wait: ``problem`` says why, and writing is tried again once a second.
+
+    Args:
+        path: of the map.
+        models: identities of the front-end.
+        create: make a new map, else continue the one that is there.
+        read_only: open it for localisation; the file never changes.
+        cache_bytes: memory for keyframes that were read.
+        queue: most entries that wait for the disk.
+    Raises:
+        MapError: it cannot be made or opened, is no map, is damaged, or another process writes to it.
+        IdentityError: it is a map of other models; the message names both.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        models: MapModels,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        cache_bytes: int = 128 << 20,
+        queue: int = 64,
+    ):
+        self.path, self.read_only, self.models = Path(path), read_only, models
+        self._queue, self._cache = queue, KeyframeCache(cache_bytes)
+        self._pending: OrderedDict[int, MapEntry] = OrderedDict()
+        self._changed = threading.Condition()
+        self._job: Callable[[], None] | None = None
+        self._closing = self._closed = False
+        self._problem, self._attempts, self._pending_bytes = "", 0, 0
+        self._writer = None if read_only else MapWriter(self.path, models, create)
+        try:
+            self._reader = MapReader(self.path)
+            require_models(self.path, self._reader.identities, models)
+        except BaseException:
+            if self._writer is not None:
+                self._writer.close()
+            raise
+        self._thread = None
+        if not read_only:
+            self._thread = threading.Thread(target=self._write, name="map writer", daemon=True)
+            self._thread.start()
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def headers(self) -> list[KeyframeHeader]:
+        """See :meth:`KeyframeStore.headers`."""
+        return self._reader.headers()
+
+    def keyframe(self, kf_id: int) -> Keyframe:
+        """See :meth:`KeyframeStore.keyframe`. From the file it has read-only arrays."""
+        with self._changed:
+            entry = self._pending.get(kf_id)
+        if entry is not None:
+            return entry.keyframe
+        found = self._cache.get(kf_id)
+        if found is None:
+            found = self._reader.keyframe(kf_id)
+            self._cache.put(found)
+        return found
+
+    def global_descriptors(self) -> Iterator[tuple[int, np.ndarray]]:
+        """See :meth:`KeyframeStore.global_descriptors`."""
+        return self._reader.global_descriptors()
+
+    def confirmed_loops(self) -> list[tuple[int, int]]:
+        """See :meth:`KeyframeStore.confirmed_loops`."""
+        return self._reader.confirmed_loops()
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def check(self, keyframe: Keyframe) -> None:
+        """See :meth:`KeyframeStore.check`."""
+        f = keyframe.features
+        for name, array in (("scores", f.scores), ("descriptors", f.descriptors)):
+            if not finite(array):
+                raise DataError(f"{name} of {f.model} are not finite: the keyframe is not stored")
+
+    def put(self, entry: MapEntry) -> None:
+        """See :meth:`KeyframeStore.put`."""
+        if self.read_only:
+            raise MapError(f"{self.path} is open for reading only")
+        with self._changed:
+            self._pending[entry.keyframe.id] = entry
+            self._pending_bytes += nbytes_of(entry.keyframe)
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """See :meth:`KeyframeStore.wait_for_room`. A slow disk gets two seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._pending) < self._queue or self._problem, ROOM_S)
+            if len(self._pending) >= self._queue:
+                why = self._problem or "the disk is too slow"
+                raise MapError(f"{len(self._pending)} keyframes wait to be stored, no more are taken: {why}")
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """See :meth:`KeyframeStore.flush`."""
+        with self._changed:
+            attempts = self._attempts
+            self._changed.notify_all()  # tried again now, so that the reason is that of now
+
+            def done() -> bool:
+                return not self._pending or self._closed or (bool(self._problem) and self._attempts > attempts)
+
+            finished = self._changed.wait_for(done, timeout_s)
+            if self._pending:
+                why = self._problem if finished else f"the disk has not taken them within {timeout_s:.0f} s"
+                raise MapError(f"{self.path}: {len(self._pending)} keyframes are not stored: {why}")
+
+    def copy(self, target: Path, progress: Progress | None = None) -> int:
+        """Copy the map, see :func:`~.copy.copy_map`, with all that was put before. Writing goes on meanwhile.
+
+        Returns the bytes of the copy. Raises MapError.
+        """
+        if self.read_only:
+            return copy_map(self.path, target, progress)
+        self.flush()
+        done, result = threading.Event(), []
+
+        def between(copied: int, total: int) -> None:
+            self._append_next()  # one a step: with all that wait, a fast source would keep the copy from its end
+            if progress:
+                progress(copied, total)
+
+        def job() -> None:
+            try:
+                result.append(self._writer.copy(target, between))
+            except Exception as error:  # raised again below, in the caller's thread
+                result.append(error)
+            finally:
+                done.set()
+
+        with self._changed:
+            if self._closing or self._job is not None:
+                raise MapError(f"{self.path}: {'closed' if self._closing else 'a copy is being made already'}")
+            self._job = job
+            self._changed.notify_all()
+        done.wait()
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return result[0]
+
+    def close(self) -> None:
+        """See :meth:`KeyframeStore.close`."""
+        try:
+            if not self.read_only and not self._closed:
+                self.flush()
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+            if self._writer is not None:
+                self._writer.close()
+            self._reader.close()
+            self._closed = True
+
+    @property
+    def nbytes(self) -> int:
+        """See :attr:`KeyframeStore.nbytes`."""
+        with self._changed:
+            return self._pending_bytes + self._cache.nbytes
+
+    @property
+    def waiting(self) -> int:
+        """See :attr:`KeyframeStore.waiting`."""
+        with self._changed:
+            return len(self._pending)
+
+    @property
+    def problem(self) -> str:
+        """See :attr:`KeyframeStore.problem`."""
+        return self._problem
+
+    @property
+    def file_bytes(self) -> int:
+        """See :attr:`KeyframeStore.file_bytes`."""
+        with contextlib.suppress(OSError):
+            return os.path.getsize(self.path)
+        return 0
+
+    # -- the writer's thread ---------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._job or self._closing)
+                job, self._job = self._job, None
+                if self._closing and job is None:
+                    return
+            if job is not None:
+                job()
+            elif not self._append_next():
+                with self._changed:
+                    self._changed.wait(RETRY_S)
+
+    def _append_next(self) -> bool:
+        """Write the oldest entry that waits; False where there is none, or where it failed."""
+        with self._changed:
+            if not self._pending:
+                return False
+            entry = next(iter(self._pending.values()))
+        try:
+            self._append(entry)
+        except Exception as error:  # whatever it is, the thread goes on and the user is told
+            with self._changed:
+                if str(error) != self._problem:
+                    logger.error("keyframe %d is not stored yet: %s", entry.keyframe.id, error)
+                self._problem, self._attempts = str(error) or type(error).__name__, self._attempts + 1
+                self._changed.notify_all()
+            return False
+        self._cache.put(entry.keyframe)
+        with self._changed:
+            del self._pending[entry.keyframe.id]
+            self._pending_bytes -= nbytes_of(entry.keyframe)
+            if self._problem:
+                logger.info("keyframes are stored again")
+            self._problem, self._attempts = "", self._attempts + 1
+            self._changed.notify_all()
+        return True
+
+    def _append(self, entry: MapEntry) -> None:
+        """Store an entry, or what of it a map takes: an entry that fails for ever would hold up all after it."""
+        for what, reduced in _reductions(entry):
+            try:
+                self._writer.append(reduced)
+            except DataError as error:
+                logger.error("keyframe %d cannot be stored as it is: %s", entry.keyframe.id, error)
+                problem = error
+                continue
+            if what:
+                logger.error("keyframe %d is stored without its %s", entry.keyframe.id, what)
+            return
+        raise problem
+
+
+def _reductions(entry: MapEntry) -> Iterator[tuple[str, MapEntry]]:
+    kf = entry.keyframe
+    yield "", entry
+    yield "matches", MapEntry(kf)
+    yield "matches and global descriptor", MapEntry(dataclasses.replace(kf, global_descriptor=None))
