@@ -143,7 +143,8 @@ def _record(log: RunLog, front_end: FrontEnd, position: int, tracked: Tracked, l
         log.add_descriptor(loops.keyframe.id, loops.keyframe.global_descriptor)
         pairs += loops.pairs
     for pair in pairs:
-        ref = front_end.keyframes[pair.ref_kf_id]
+        # One without matches is perhaps one whose reference cannot be read.
+        ref = front_end.keyframes[pair.ref_kf_id] if len(pair.matches) else tracked.keyframe
         log.add_pair(*pair_record(pair, tracked.keyframe, ref))
     for part in (tracked, loops):
         for stage, text in (part.faults if part else {}).items():
