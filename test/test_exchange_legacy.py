@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vslam_features.errors import MapError, MapFileError
-from vslam_features.exchange import legacy
 from vslam_features.exchange.legacy import import_legacy
 from vslam_features.exchange.shelf import COPY_COMMAND, open_shelf
 from vslam_features.maps.reader import MapReader
@@ -192,6 +191,11 @@ BAD = {
     "NaN keypoints": (record(0, kpts=nan(record(0)["kpts"])), "kpts: not finite"),
     "a mask of another length": (record(0, mask=np.ones(5, bool)), "mask: 6 numbers"),
     "scores as text": (record(0, scores="high"), "scores: 6 numbers were expected, got str"),
+    "shorter descriptors": (record(0, descps=np.zeros((1, 6, 128), "f4")), "descriptors are of length 128, those of"),
+    "a dense map": (
+        record(0, descps=np.zeros((1, 256, 4, 4), "f4")),
+        r"dense \(256, 4, 4\), those of the first image of",
+    ),
     "an array of objects": (record(0, scores=np.array([None] * 6)), "its pickle was refused"),
 }
 
@@ -371,7 +375,3 @@ def content(path):
     with MapReader(path) as reader:
         keyframes = [reader.keyframe(h.id) for h in reader.headers()]
         return [(k.stamp_ns, k.features.descriptors.tobytes(), k.features.keypoints.tobytes()) for k in keyframes]
-
-
-def test_the_layout_names_what_it_reads():
-    assert legacy._OTHERS == ("embeddings", "infra1_images", "depths")

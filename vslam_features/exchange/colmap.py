@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import MapDamagedError, MapError
+from ..errors import MapError
 from ..features.sift import Sift
 from ..maps.placing import placed_file
 from ..maps.reader import MapReader
@@ -21,6 +21,7 @@ from ..types import Features, KeyframeHeader, PairResult
 from .colmap_cameras import HALF_PX, ColmapCamera, colmap_camera
 from .colmap_geometry import TwoViewGeometry, ordered, two_view_geometry
 from .names import Progress, image_name
+from .pairs import best_pairs, checked_pair
 
 MAX_IMAGES = 2147483647
 """COLMAP's pair_id is image_id1 * 2147483647 + image_id2, with image_id1 < image_id2."""
@@ -79,7 +80,7 @@ class _Export:
         for done, header in enumerate(self._headers):
             features = self._reader.keyframe(header.id).features
             self._add_image(header, features)
-            for pair in _best_pairs(self._reader.pairs(header.id)):
+            for pair in best_pairs(self._reader.pairs(header.id)):
                 self._add_pair(pair)
             if done % _COMMIT_EVERY == _COMMIT_EVERY - 1:  # bounds the memory of what is not written yet
                 self._connection.execute("COMMIT")
@@ -108,12 +109,7 @@ class _Export:
 
     def _add_pair(self, pair: PairResult) -> None:
         first, second, indices = ordered(pair)
-        for column, kf_id in enumerate((first, second)):
-            if not 0 <= kf_id < len(self._headers) or indices[:, column].max() >= self._headers[kf_id].num_keypoints:
-                raise MapDamagedError(
-                    f"{self._reader.path}: table matches, pair {pair.kf_id}-{pair.ref_kf_id}: it refers to a keyframe "
-                    "or a keypoint that is not there; 'map verify' lists all damage"
-                )
+        checked_pair(pair, self._headers, self._reader.path)
         pair_id = (first + 1) * MAX_IMAGES + second + 1
         self._insert("matches", pair_id, *_array(indices, "<u4"))
         if not pair.matches.verified:
@@ -134,22 +130,6 @@ def colmap_descriptors(features: Features) -> np.ndarray | None:
     if features.model != _SIFT or d.ndim != 2 or d.shape[1] != 128:
         return None
     return np.clip(np.rint(d.astype(np.float32) * 512), 0, 255).astype(np.uint8)
-
-
-def _best_pairs(pairs) -> list[PairResult]:
-    """One a pair of images (the verified one, then the one with more inliers), those without matches left out."""
-    best: dict[tuple[int, int], PairResult] = {}
-    for pair in pairs:
-        if len(pair.matches) == 0 or pair.kf_id == pair.ref_kf_id:
-            continue
-        key = min(pair.kf_id, pair.ref_kf_id), max(pair.kf_id, pair.ref_kf_id)
-        if key not in best or _rank(pair) > _rank(best[key]):
-            best[key] = pair
-    return [best[key] for key in sorted(best)]
-
-
-def _rank(pair: PairResult) -> tuple:
-    return pair.matches.verified, pair.matches.num_inliers, len(pair.matches)
 
 
 def _array(array: np.ndarray, dtype: str) -> tuple[int, int, bytes]:

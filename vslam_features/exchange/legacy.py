@@ -21,7 +21,7 @@ from ..images import thumbnail
 from ..types import Features, Keyframe, MapEntry, MapModels, ModelIdentity, Pose
 from .array_pickle import native, read_array_pickle
 from .names import Progress, imported_model
-from .new_map import new_map
+from .new_map import new_map, require_alike
 from .npy_file import read_npy
 from .shelf import Shelf, find_shelf, open_shelf, shelf_name
 
@@ -62,8 +62,14 @@ def import_legacy(
             (global_model or imported_model("global", "tinynav", tiny.content)) if "embeddings" in others else None,
         )
         writer = stack.enter_context(new_map(Path(target), models, overwrite=overwrite))
+        earliest = None
         for kf_id, stamp in enumerate(tiny.stamps):
-            writer.append(MapEntry(tiny.keyframe(kf_id, stamp, models.features)))
+            keyframe = tiny.keyframe(kf_id, stamp, models.features)
+            earliest = earliest or keyframe
+            at = f", entry {stamp}"
+            embeddings = others["embeddings"].path if "embeddings" in others else ""
+            require_alike(earliest, keyframe, f"{features.path}{at}", f"{embeddings}{at}")
+            writer.append(MapEntry(keyframe))
             if progress is not None:
                 progress(kf_id + 1, len(tiny.stamps))
         return len(tiny.stamps)
@@ -186,14 +192,8 @@ def _features(found: dict, size: tuple[int, int], model: ModelIdentity) -> Featu
     beyond = (keypoints < -_OUTSIDE_PX) | (keypoints > np.array(size) - 1 + _OUTSIDE_PX)
     if beyond.any():
         raise DataError(f"keypoints outside of an image of {size[0]}x{size[1]}: it is of another size")
-    features = Features(
-        np.ascontiguousarray(keypoints),
-        scores.astype(np.float32),
-        np.ascontiguousarray(exact_half(descriptors)),
-        size,
-        model,
-    )
-    return features
+    descriptors = np.ascontiguousarray(exact_half(descriptors))
+    return Features(np.ascontiguousarray(keypoints), scores.astype(np.float32), descriptors, size, model)
 
 
 def _descriptors(array: np.ndarray, n: int) -> np.ndarray:

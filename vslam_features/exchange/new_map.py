@@ -7,10 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
+from ..errors import MapFileError
 from ..maps.lock import WriterLock
 from ..maps.placing import placed_file
 from ..maps.writer import MapWriter
-from ..types import MapModels
+from ..types import Keyframe, MapModels
 
 
 @contextlib.contextmanager
@@ -26,3 +29,27 @@ def new_map(target: Path, models: MapModels, *, overwrite: bool) -> Iterator[Map
             stack.callback(WriterLock(target).release)
         with MapWriter(part, models, create=True) as writer:
             yield writer
+
+
+def require_alike(first: Keyframe, other: Keyframe, features_at: str, global_at: str) -> None:
+    """Raises MapFileError where descriptors cannot be compared with those of the first keyframe.
+
+    ``features_at``, ``global_at``: where the others were read, for the message.
+    """
+    a, b = first.features.descriptors, other.features.descriptors
+    if _kind(a) != _kind(b):
+        raise MapFileError(f"{features_at}: descriptors are {_told(b)}, those of the first image {_told(a)}")
+    x, y = first.global_descriptor, other.global_descriptor
+    if x is not None and y is not None and x.shape != y.shape:
+        raise MapFileError(f"{global_at}: the global descriptor has {y.size} numbers, that of the first image {x.size}")
+
+
+def _kind(descriptors: np.ndarray) -> tuple:
+    bits = descriptors.dtype == np.uint8
+    return bits, descriptors.shape if descriptors.ndim == 3 else descriptors.shape[1]
+
+
+def _told(descriptors: np.ndarray) -> str:
+    if descriptors.ndim == 3:
+        return f"dense ({', '.join(map(str, descriptors.shape))})"
+    return f"of length {descriptors.shape[1]}" + (" in uint8" if descriptors.dtype == np.uint8 else "")

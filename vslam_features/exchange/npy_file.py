@@ -16,7 +16,7 @@ from .array_pickle import MAX_BYTES, TYPE_CODE, native, read_array_pickle
 _HEAD = re.compile(
     rb"\x93NUMPY(?:\x01\x00..|\x02\x00....)"
     rb"\{'descr': '(?P<type>[^']{1,8})', 'fortran_order': (?P<fortran>True|False), "
-    rb"'shape': \((?P<shape>[0-9, ]{0,200})\), \} *\n",
+    rb"'shape': \((?P<shape>(?:[0-9]{1,15}(?:, [0-9]{1,15}){0,9},?)?)\), \} *\n",
     re.DOTALL,
 )
 
@@ -36,7 +36,7 @@ def read_npy(path: Path) -> Any:
     head = _HEAD.match(content)
     if head is None:
         raise MapFileError(f"{path}: no numpy file, or one of fields")
-    shape = tuple(int(n) for n in head["shape"].decode().split(",") if n.strip())
+    shape = tuple(int(n) for n in head["shape"].decode().split(",") if n)
     rest = content[head.end() :]
     if head["type"] in (b"|O", b"O") and shape == ():
         try:
