@@ -36,6 +36,7 @@ def generate_launch_description():
         ),
         DeclareLaunchArgument("namespace", default_value="", description="Namespace of the nodes and topics."),
         DeclareLaunchArgument("map_path", default_value="", description="Map file; empty: as params_file says."),
+        DeclareLaunchArgument("mode", default_value="", description="mapping or localization; empty: as params_file."),
         DeclareLaunchArgument("rviz", default_value="false", choices=YES_NO, description="Start RViz, too."),
         DeclareLaunchArgument("bag", default_value="", description="Recording or image folder to play; empty: none."),
         DeclareLaunchArgument("image", default_value="image", description="Image topic."),
@@ -63,13 +64,14 @@ def _large_images(context):
 
 
 def _frontend(context):
-    """The node itself; in a function, since an empty ``map_path`` must not override the one in ``params_file``."""
+    """The node itself; in a function, since an empty argument must not override what ``params_file`` says."""
     params_file = LaunchConfiguration("params_file").perform(context)
     if not os.path.isfile(params_file):  # launch_ros would go on with the defaults
         raise RuntimeError(f"params_file: {params_file} is not a file; see config/default.yaml for one")
     parameters = [params_file, {"use_sim_time": LaunchConfiguration("use_sim_time")}]
-    if LaunchConfiguration("map_path").perform(context):
-        parameters.append({"map_path": _text("map_path")})
+    for name in ("map_path", "mode"):
+        if LaunchConfiguration(name).perform(context):
+            parameters.append({name: _text(name)})
     frontend = Node(
         package="vslam_features",
         executable="frontend_node",

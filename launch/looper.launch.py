@@ -22,11 +22,12 @@ def generate_launch_description():
         DeclareLaunchArgument("use_sim_time", default_value="false", description="Take time from /clock."),
         DeclareLaunchArgument("namespace", default_value="", description="Namespace of the nodes and topics."),
         DeclareLaunchArgument("map_path", default_value="", description="Map file; empty: as params_file says."),
+        DeclareLaunchArgument("mode", default_value="", description="mapping or localization; empty: as params_file."),
         DeclareLaunchArgument("rviz", default_value="false", description="Start RViz, too."),
         DeclareLaunchArgument("bag", default_value="", description="Recording or image folder to play; empty: none."),
         *(DeclareLaunchArgument(name, default_value=topic) for name, topic in TOPICS.items()),
     ]
-    names = ("params_file", "use_sim_time", "namespace", "map_path", "rviz", "bag", *TOPICS)
+    names = ("params_file", "use_sim_time", "namespace", "map_path", "mode", "rviz", "bag", *TOPICS)
     generic = IncludeLaunchDescription(
         PythonLaunchDescriptionSource(PathJoinSubstitution([share, "launch", "frontend.launch.py"])),
         launch_arguments={name: LaunchConfiguration(name) for name in names}.items(),

@@ -17,7 +17,7 @@ from vslam_features.parameter_file import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
-ARGUMENTS = {"params_file", "use_sim_time", "namespace", "map_path", "rviz", "bag"}
+ARGUMENTS = {"params_file", "use_sim_time", "namespace", "map_path", "mode", "rviz", "bag"}
 PARAMETER_FILES = ["default.yaml", "looper.yaml", "realsense.yaml"]
 
 

@@ -113,6 +113,9 @@ def test_changes(make):
     result = change(retrieval__top_k=3)
     assert not result.successful and "deactivate" in result.reason
     assert change(use_sim_time=False).successful
+    assert change(map_path="a.vmap").successful and p.config().map_path == "a.vmap"
+    result = change(map_path="b.vmap", mode="localization")
+    assert not result.successful and result.reason.startswith("mode cannot change while the node is active")
     node.is_active.clear()
 
 

@@ -173,6 +173,16 @@ def test_a_reset_starts_a_new_session(without_keypoints):
     assert (run.frames, run.expected) == (10, 10)
 
 
+def test_ids_of_a_continued_map_begin_behind_its_keyframes():
+    log = TopicLog("test", truth(8))
+    log.set_diagnostics("map", {"keyframes": "42", "first_id": "40"})
+    for i, n in ((0, 0), (1, 4)):  # the first has no keypoints, so it does not tell its id
+        log.add_keyframe(T0 + i * STEP, "cam", keyframe(40 + i, n=n))
+    log.set_diagnostics("frames", {"received": "8", "processed": "8"})
+    run = log.finish()
+    assert [k.id for k in run.keyframes] == [40, 41] and not run.incomplete
+
+
 MODEL = {
     "role": "matcher", "precision": "fp32", "runtime": "onnxruntime", "device": "a CPU", "linked": "true",
     "verified": "passed on 8 pairs", "note": "", "runs": "9", "non_finite": "2", "errors": "0", "empty": "1",
