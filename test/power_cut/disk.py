@@ -1,6 +1,6 @@
 """A disk that loses power: what was synced is there, of the rest anything that a file system may leave.
 
-What is assumed of the disk (``docs/map_format.md`` asks no more of it):
+What is assumed of the disk, and no more:
 
 1. Data: what was written to a file before an fsync or fdatasync of it that returned is there. Of later writes each
    512-byte sector is old or new, whatever the order (``torn``), or neither: zeros or anything (``garbage``).
