@@ -12,7 +12,8 @@ ros_wheels = [
 ]
 bags = ["rosbags>=0.11"]
 models = ["onnx>=1.16", "spox>=0.18"]  # older: an IR version that onnx refuses to check, a Split of other arguments
-test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags]
+hloc = ["h5py>=3.1"]
+test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags, *hloc]
 
 setup(
     name=package_name,
@@ -42,10 +43,11 @@ setup(
         "cuda": ["onnxruntime-gpu>=1.16"],
         "openvino": ["openvino>=2024.0"],
         "models": models,
+        "hloc": hloc,
         "export": ["torch>=2.1", "kornia>=0.7", *models],
         "ros": ros_wheels,
         "test": test,
-        "dev": [*test, "ruff", "colcon-common-extensions", "colcon-ros"],
+        "dev": [*test, "ruff", "colcon-common-extensions", "colcon-ros", "pycolmap; platform_machine == 'x86_64'"],
     },
     zip_safe=False,
     maintainer="vslam_features maintainers",

@@ -17,7 +17,7 @@ from ..half import exact_half
 from ..types import Features, Keyframe, MapEntry, MapModels, Matches, ModelIdentity, PairKind, PairResult
 from .hdf5 import Hdf5File, open_hdf5
 from .names import Progress, imported_model
-from .new_map import new_map, require_alike
+from .new_map import Alike, new_map
 
 SECOND_NS = 1_000_000_000
 """Images of hloc have no stamps: the map counts seconds."""
@@ -62,14 +62,13 @@ def import_hloc(
         pairs = _Pairs(stack.enter_context(open_hdf5(Path(matches))), names) if matches is not None else None
         writer = stack.enter_context(new_map(Path(target), models, overwrite=overwrite))
         keypoints: list[np.ndarray] = []
-        earliest = None
+        alike = Alike()
         for kf_id, name in enumerate(names):
             found = _features(source, name, models.features)
             place = None if places is None else places.array(name, "global_descriptor", "f", 1)
             keyframe = Keyframe(kf_id, kf_id * SECOND_NS, name, found, global_descriptor=place)
-            earliest = earliest or keyframe
             at = f", group {name}"
-            require_alike(earliest, keyframe, f"{source.path}{at}", f"{places.path if places else ''}{at}")
+            alike.require(keyframe, f"{source.path}{at}", f"{places.path if places else ''}{at}")
             keypoints.append(found.keypoints)
             writer.append(MapEntry(keyframe, pairs.of(kf_id, keypoints) if pairs is not None else ()))
             if progress is not None:

@@ -21,7 +21,7 @@ from ..images import thumbnail
 from ..types import Features, Keyframe, MapEntry, MapModels, ModelIdentity, Pose
 from .array_pickle import native, read_array_pickle
 from .names import Progress, imported_model
-from .new_map import new_map, require_alike
+from .new_map import Alike, new_map
 from .npy_file import read_npy
 from .shelf import Shelf, find_shelf, open_shelf, shelf_name
 
@@ -62,13 +62,12 @@ def import_legacy(
             (global_model or imported_model("global", "tinynav", tiny.content)) if "embeddings" in others else None,
         )
         writer = stack.enter_context(new_map(Path(target), models, overwrite=overwrite))
-        earliest = None
+        alike = Alike()
         for kf_id, stamp in enumerate(tiny.stamps):
             keyframe = tiny.keyframe(kf_id, stamp, models.features)
-            earliest = earliest or keyframe
             at = f", entry {stamp}"
             embeddings = others["embeddings"].path if "embeddings" in others else ""
-            require_alike(earliest, keyframe, f"{features.path}{at}", f"{embeddings}{at}")
+            alike.require(keyframe, f"{features.path}{at}", f"{embeddings}{at}")
             writer.append(MapEntry(keyframe))
             if progress is not None:
                 progress(kf_id + 1, len(tiny.stamps))

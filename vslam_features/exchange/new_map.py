@@ -31,17 +31,30 @@ def new_map(target: Path, models: MapModels, *, overwrite: bool) -> Iterator[Map
             yield writer
 
 
-def require_alike(first: Keyframe, other: Keyframe, features_at: str, global_at: str) -> None:
-    """Raises MapFileError where descriptors cannot be compared with those of the first keyframe.
+class Alike:
+    """Sees to it that all keyframes of a map can be compared."""
 
-    ``features_at``, ``global_at``: where the others were read, for the message.
-    """
-    a, b = first.features.descriptors, other.features.descriptors
-    if _kind(a) != _kind(b):
-        raise MapFileError(f"{features_at}: descriptors are {_told(b)}, those of the first image {_told(a)}")
-    x, y = first.global_descriptor, other.global_descriptor
-    if x is not None and y is not None and x.shape != y.shape:
-        raise MapFileError(f"{global_at}: the global descriptor has {y.size} numbers, that of the first image {x.size}")
+    def __init__(self):
+        self._descriptors: np.ndarray | None = None
+        self._global_length: int | None = None
+
+    def require(self, keyframe: Keyframe, features_at: str, global_at: str) -> None:
+        """Raises MapFileError where descriptors are not as those of the first keyframe.
+
+        ``features_at``, ``global_at``: where they were read, for the message.
+        """
+        found, place = keyframe.features.descriptors, keyframe.global_descriptor
+        first = self._descriptors = found if self._descriptors is None else self._descriptors
+        if _kind(found) != _kind(first):
+            raise MapFileError(
+                f"{features_at}: descriptors are {_told(found)}, those of the first image {_told(first)}"
+            )
+        if place is not None:
+            length = self._global_length = self._global_length or place.size
+            if place.size != length:
+                raise MapFileError(
+                    f"{global_at}: the global descriptor has {place.size} numbers, the first one {length}"
+                )
 
 
 def _kind(descriptors: np.ndarray) -> tuple:
