@@ -17,14 +17,13 @@ from ..types import (
     KeyframeHeader,
     MapEntry,
     MapModels,
-    Matches,
     ModelIdentity,
     PairKind,
     PairResult,
     Status,
 )
 from . import database
-from .records import camera_of, identity_of, member_of, pose_of
+from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .rows import Row, read, scan
 from .tables import (
     CAMERAS,
@@ -228,18 +227,14 @@ class MapReader:
 
     def _features(self, header: KeyframeHeader) -> tuple[Features, np.ndarray | None]:
         row = self._row(FEATURES, header.id)
-        keypoints, scores = self._array(row, "keypoints"), self._array(row, "scores")
-        descriptors = self._array(row, "descriptors")
-        if len(keypoints) != header.num_keypoints:
-            raise DataError(f"keypoints: {header.num_keypoints} expected, got {len(keypoints)}")
         if row["model"] not in self._models:
             self._refresh_small()
         model = self._models.get(row["model"])
         if model is None:
             raise DataError(f"model {row['model']} is missing")
-        features = Features(
-            keypoints, scores, descriptors, header.image_size, model, row["pixel_scale"], row["recovered"]
-        )
+        features = features_of(row, header.image_size, model, self._array)
+        if len(features) != header.num_keypoints:
+            raise DataError(f"keypoints: {header.num_keypoints} expected, got {len(features)}")
         return features, self._array(row, "thumbnail")
 
     def _global(self, kf_id: int) -> np.ndarray:
@@ -247,26 +242,9 @@ class MapReader:
             return self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")
 
     def _pair(self, row: Row) -> PairResult:
-        known = bool(row["scale_known"])
-        hypotheses = self._array(row, "hypotheses")
-        reference = self._row(KEYFRAMES, row["reference"])
-        matches = Matches(
-            self._array(row, "pairs"),
-            self._array(row, "scores"),
-            self._array(row, "inliers"),
-            member_of(Status, row["status"]),
-            row["covisibility"],
-            row["stopped_after_layer"],
-            pose_of(self._array(row, "pose"), "", known),
-            tuple(pose_of(h, "", known) for h in hypotheses) if hypotheses is not None else (),
-            row["geometry"],
-            row["elapsed_ms"],
-            row["runtime"],
-            row["detail"],
-        )
-        return PairResult(
-            member_of(PairKind, row["kind"]), row["keyframe"], row["reference"], reference["stamp_ns"], matches
-        )
+        stamp = self._row(KEYFRAMES, row["reference"])["stamp_ns"]
+        kind, matches = member_of(PairKind, row["kind"]), matches_of(row, self._array)
+        return PairResult(kind, row["keyframe"], row["reference"], stamp, matches)
 
     def _candidate(self, row: Row) -> Candidate:
         margin = float("nan") if row["margin"] is None else row["margin"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..camera import Camera
 from ..errors import DataError
-from ..types import ModelIdentity, Pose
+from ..types import Features, Matches, ModelIdentity, Pose, Status
 from .rows import Row
+
+ReadArray = Callable[[Row, str], "np.ndarray | None"]
 
 
 def identity_of(row: Row) -> ModelIdentity:
@@ -36,3 +40,28 @@ def member_of(kind, number: int):
         return kind(number)
     except ValueError as error:
         raise DataError(f"{kind.__name__.lower()} {number} is none") from error
+
+
+def features_of(row: Row, image_size: tuple[int, int], model: ModelIdentity, array: ReadArray = Row.array) -> Features:
+    """A row of ``features``. Raises DataError."""
+    keypoints, scores, descriptors = (array(row, name) for name in ("keypoints", "scores", "descriptors"))
+    return Features(keypoints, scores, descriptors, image_size, model, row["pixel_scale"], row["recovered"])
+
+
+def matches_of(row: Row, array: ReadArray = Row.array) -> Matches:
+    """A row of ``matches``. Raises DataError."""
+    known, hypotheses = bool(row["scale_known"]), array(row, "hypotheses")
+    return Matches(
+        array(row, "pairs"),
+        array(row, "scores"),
+        array(row, "inliers"),
+        member_of(Status, row["status"]),
+        row["covisibility"],
+        row["stopped_after_layer"],
+        pose_of(array(row, "pose"), "", known),
+        tuple(pose_of(h, "", known) for h in hypotheses) if hypotheses is not None else (),
+        row["geometry"],
+        row["elapsed_ms"],
+        row["runtime"],
+        row["detail"],
+    )

@@ -14,6 +14,7 @@ from .arrays import check, pack, shape_of, unpack
 from .tables import Table
 
 Value = int | float | str | None
+_LARGE = 1 << 20
 
 
 def checksum(table: Table, values: list[Value]) -> int:
@@ -107,7 +108,7 @@ class Row:
         shape = self.shape(name)
         if shape is None:
             return None
-        data = _blob(self._connection, self.table.name, name, self["id"])
+        data = self._bytes(name, self._lengths[name])
         if not isinstance(data, bytes) or len(data) != self._lengths[name]:
             raise DataError(f"{name}: its bytes cannot be read")
         array = unpack(self._values[f"{name}_dtype"], shape, data)
@@ -115,6 +116,12 @@ class Row:
             column = next(a for a in self.table.arrays if a.name == name)
             check(column, array, self._values[f"{name}_crc"], data)
         return array
+
+    def _bytes(self, name: str, length: int) -> bytes | None:
+        # Memory for a length that the file cannot hold is not even asked for.
+        if length > _LARGE and length > _file_bytes(self._connection):
+            raise DataError(f"{name}: {length} bytes, more than the file has")
+        return _blob(self._connection, self.table.name, name, self["id"])
 
 
 def read(connection: sqlite3.Connection, table: Table, row_id: int) -> Row | None:
@@ -160,6 +167,11 @@ def _blob(connection: sqlite3.Connection, table: str, name: str, row_id: int) ->
         with connection.blobopen(table, name, row_id, readonly=True) as blob:
             return blob.read()
     return connection.execute(f"SELECT {name} FROM {table} WHERE id = ?", (row_id,)).fetchone()[0]
+
+
+def _file_bytes(connection: sqlite3.Connection) -> int:
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return pages * size
 
 
 def _plain(value: Value) -> Value:
