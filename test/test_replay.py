@@ -322,9 +322,9 @@ def test_a_picture_that_cannot_be_written_says_so():
 
 def test_the_similarity_of_a_long_run_takes_little_memory():
     n, rng = 8000, np.random.default_rng(0)
-    log = RunLog(descriptors=[rng.normal(size=64).astype(np.float16) for _ in range(n)])
+    log = RunLog(descriptors={i: rng.normal(size=64).astype(np.float16) for i in range(n)})
     tracemalloc.start()
-    image = _similarity(log)
+    image = _similarity(log, range(n), range(n))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert image.shape == (800, 800) and (image.diagonal() < 60).all() and peak < 50e6

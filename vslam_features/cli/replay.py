@@ -23,8 +23,10 @@ def add_parser(subparsers) -> None:
         "end.\nResults do not depend on the rate. In a folder of images every image is a keyframe and candidates are\n"
         "at least 10 images older, unless the configuration says otherwise.",
         epilog="example: vslam-features replay my_bag --image-topic /camera/infra1/image_rect_raw --out out/run1\n"
-        "exit codes: 0 complete; 1 an error, or the input was not read whole; 3 complete, but stages or models\n"
-        "failed; 130 interrupted (Ctrl-C; what was done by then is written).",
+        "         vslam-features replay walk1 --map house.vmap && "
+        "vslam-features replay walk2 --map house.vmap --map-mode localize\n"
+        "exit codes: 0 complete; 1 an error, the input was not read whole, or the map not written whole; 3 complete,\n"
+        "but stages or models failed; 130 interrupted (Ctrl-C; what was done by then is written).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", type=Path, metavar="BAG|IMAGE_DIR", help="what to read")
@@ -38,6 +40,11 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--loop-matrix", type=Path, metavar="PNG",
                         help="truth for recall: grey square picture, 255 at [i, j] where image j is a true revisit of "
                         "image i; or a ground_truth.npz (found by itself in the bag of a rendered scene)")  # fmt: skip
+    group = parser.add_argument_group("map (without --map it is in memory, and nothing of it is kept)")
+    group.add_argument("--map", type=Path, metavar="FILE", help="the map file, such as house.vmap")
+    group.add_argument("--map-mode", choices=("new", "continue", "localize"), metavar="MODE",
+                       help="new: make the file (default; refuses one that is there); continue: add a session to it; "
+                       "localize: recognise its places, the file never changes")  # fmt: skip
     group = parser.add_argument_group("topics of a recording (found by themselves where one fits)")
     group.add_argument("--image-topic", metavar="TOPIC")
     group.add_argument("--camera-info-topic", metavar="TOPIC")
@@ -56,8 +63,10 @@ def run(args) -> int:
     from ..replay.metrics import metrics
     from ..replay.open_source import open_source
     from ..replay.report import write_report
-    from ..replay.runner import replay
+    from ..replay.runner import check_map_file, replay
 
+    mode = _map_mode(args)
+    check_map_file(args.map, mode)  # before what an earlier run left is removed
     config, explicit = load_config(args)
     with open_source(
         args.input,
@@ -73,12 +82,30 @@ def run(args) -> int:
         truth = _load_truth(args, source)
         out = _prepare(args.out or Path("out") / f"replay-{_out_name(args.input, source.name)}")
         with _bar(len(source), quiet=args.json) as bar:
-            log = replay(source, progress=bar, rate=args.rate, max_frames=args.max_frames)
+            log = replay(
+                source, progress=bar, rate=args.rate, max_frames=args.max_frames, map_path=args.map, map_mode=mode
+            )
+    if log.first_id and truth is not None:
+        truth = None  # one that was found beside the recording; it knows nothing of keyframes of an older map
     numbers = metrics(log, truth)
     write_json(out / METRICS, numbers)
     report = write_report(out / REPORT, log, numbers) if args.report else None
     print(json.dumps(numbers, allow_nan=False) if args.json else _table(log, numbers, out, report))
     return _exit_code(log)
+
+
+def _map_mode(args) -> str:
+    """What to do with the map. Raises ConfigError for arguments that do not fit together."""
+    from ..errors import ConfigError
+
+    if args.map is None and args.map_mode is not None:
+        raise ConfigError(f"--map-mode {args.map_mode} needs a map: name it with --map FILE")
+    mode = args.map_mode or "new"
+    if mode != "new" and args.loop_matrix is not None:
+        raise ConfigError(
+            f"--loop-matrix: tells nothing of the keyframes in {args.map}; leave it out, or replay without the map"
+        )
+    return mode
 
 
 def _load_truth(args, source):
@@ -156,14 +183,18 @@ def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
         ("consecutive pairs", f"{track['pairs']}, {track['zero_match_pairs']} without a match"),
         ("  median", f"{_n(track['matches_median'])} matches, {_n(track['inliers_median'])} inliers"),
         ("  statuses", ", ".join(f"{n} {s}" for s, n in track["statuses"].items()) or "-"),
-        ("loops verified", f"{numbers['loops']['verified']} of {numbers['loops']['attempted']} tried"),
-        ("  ambiguous, gated", f"{numbers['loops']['ambiguous']}, {numbers['loops']['gated']}"),
+        *_places(numbers),
         ("an image takes", f"{frame['p50']:.0f} ms (p95 {frame['p95']:.0f})" if frame else "-"),
     ]
     for e in log.engines:
         text = f"{e.runs} runs on {e.runtime} {e.precision}"
         text += f", {e.faults} failed: {e.recovered} made good, {e.lost} lost" if e.faults else ""
         rows.append((f"  {e.name}", text))
+    if log.map is not None:
+        m = numbers["map"]
+        text = f"{m['keyframes_after']} keyframes, {m['keyframes_after'] - m['keyframes_before']} of them new"
+        rows.append(("map", f"{m['name']}, {m['mode']}: {text}; {log.map.file_bytes / 1e6:.1f} MB"))
+        rows += [("  not whole", problem) for problem in m["problems"]]
     if log.instead:
         rows.append(("instead", log.instead))
     truth = numbers.get("loop_truth")
@@ -183,10 +214,27 @@ def _table(log, numbers: dict, out: Path, report: Path | None) -> str:
     return "\n".join(lines)
 
 
+def _places(numbers: dict) -> list[tuple]:
+    loops = numbers["loops"]
+    if located := numbers.get("relocalisation"):
+        first = f", first in image {located['first'][1]}" if located["first"] else ""
+        text = f"{located['keyframes']} of {numbers['keyframes']} keyframes{first}"
+        tried = f"{located['verified']} of {located['attempted']} tried"
+        rows = [("recognised in map", text), ("  pairs verified", tried)]
+        return [*rows, ("  ambiguous, gated", f"{located['ambiguous']}, {loops['gated']}")]
+    return [
+        ("loops verified", f"{loops['verified']} of {loops['attempted']} tried"),
+        ("  ambiguous, gated", f"{loops['ambiguous']}, {loops['gated']}"),
+    ]
+
+
 def _exit_code(log) -> int:
-    """130 for an interrupted run, 1 for a partial read, 3 for faults; the reason goes to stderr."""
+    """130 for an interrupted run, 1 for a partial read or map, 3 for faults; the reason goes to stderr."""
     from ..replay.report import many
 
+    problems = log.map.problems if log.map is not None else []
+    for problem in problems:
+        print(f"error: the map is not whole: {problem}", file=sys.stderr)
     if log.interrupted:
         print(f"error: {log.incomplete}; this much is written", file=sys.stderr)
         return 130
@@ -195,6 +243,8 @@ def _exit_code(log) -> int:
         return 1
     if log.incomplete:
         print(f"error: the input was not read whole: {log.incomplete}", file=sys.stderr)
+        return 1
+    if problems:
         return 1
     if lost := sum(e.lost for e in log.engines):
         last = next(e.last_fault for e in log.engines if e.lost)

@@ -25,12 +25,16 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
 
     Medians, ``zero_match_pairs``, ``statuses`` and ``non_finite`` are over all
     attempted pairs; ``by_kind`` splits them (``track``: with the keyframes
-    before, ``loop``: with retrieved ones). A median is None without pairs; the
-    inlier ratio counts pairs with a match. ``loops.pairs``: [keyframe, older
-    keyframe] of the verified ones. ``retrieval.top1``: [keyframe, older
-    keyframe, similarity], before verification. ``engines``: the learned models,
+    before, ``loop``: with retrieved ones, ``relocalisation``: with those of a
+    map that is only read). A median is None without pairs; the inlier ratio
+    counts pairs with a match. ``loops.pairs``: [keyframe, older keyframe] of
+    the verified ones. ``retrieval.top1``: [keyframe, older keyframe,
+    similarity], before verification. ``engines``: the learned models,
     see ``run_log.ModelRecord``. With ``truth`` there is ``loop_truth``, see
-    :func:`judge_loops`.
+    :func:`judge_loops`. Of a run with a map file there is ``map``, see
+    ``run_log.MapRecord`` (its size is in ``provenance.run``), and in a
+    localisation ``relocalisation``: ``keyframes`` that were recognised, their
+    ``share`` of all, and the ``first`` as [keyframe, image].
     """
     loops = [p for p in log.pairs if p.kind == PairKind.LOOP]
     kinds = {k: [p for p in log.pairs if p.kind == k] for k in PairKind}
@@ -69,9 +73,21 @@ def metrics(log: RunLog, truth: LoopTruth | None = None) -> dict:
             "libraries": libraries(),
             "source": log.source,
             "max_frames": log.max_frames,
-            "run": {**log.run, "incidents": {e.name: e.incidents for e in log.engines}},
+            "run": _run(log),
         },
     }
+    if log.map is not None:
+        out["map"] = {
+            "name": log.map.name,
+            "mode": log.map.mode,
+            "session": log.map.session,
+            "keyframes_before": log.map.before,
+            "keyframes_after": log.map.after,
+            "loops_with_older_sessions": sum(p.verified and p.ref_kf_id < log.first_id for p in loops),
+            "problems": log.map.problems,
+        }
+    if log.localises:
+        out["relocalisation"] = _relocalisation(log, kinds[PairKind.RELOCALISATION])
     if truth is not None:
         out["loop_truth"] = judge_loops(log, truth)
     return out
@@ -87,8 +103,13 @@ def judge_loops(log: RunLog, truth: LoopTruth) -> dict:
     positions.
 
     Raises:
-        DataError: the truth is of a shorter sequence.
+        DataError: the truth is of a shorter sequence, or tells nothing of keyframes of a map that was there before.
     """
+    if log.first_id:
+        raise DataError(
+            f"loop matrix: is of the images of this run, but {log.first_id} keyframes were in the map before; "
+            "leave the matrix out, or replay without the map"
+        )
     position = {k.id: k.position for k in log.keyframes}
     if position and max(position.values()) >= len(truth):
         raise DataError(
@@ -134,6 +155,25 @@ def libraries() -> dict[str, str]:
 
 def _engine(record: ModelRecord) -> dict:
     return {name: value for name, value in dataclasses.asdict(record).items() if name != "incidents"}
+
+
+def _run(log: RunLog) -> dict:
+    out = {**log.run, "incidents": {e.name: e.incidents for e in log.engines}}
+    return out if log.map is None else {**out, "map_file_bytes": log.map.file_bytes}
+
+
+def _relocalisation(log: RunLog, pairs: list[PairRecord]) -> dict:
+    recognised = {p.kf_id for p in pairs if p.verified}
+    first = next(([k.id, k.position] for k in log.keyframes if k.id in recognised), None)
+    return {
+        "attempted": len(pairs),
+        "verified": sum(p.verified for p in pairs),
+        "ambiguous": sum(p.status == Status.AMBIGUOUS for p in pairs),
+        "keyframes": len(recognised),
+        "share": round(len(recognised) / len(log.keyframes), 4) if log.keyframes else None,
+        "first": first,
+        "pairs": [[p.kf_id, p.ref_kf_id] for p in pairs if p.verified],
+    }
 
 
 def _of_pairs(pairs: list[PairRecord]) -> dict:

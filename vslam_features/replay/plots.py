@@ -7,9 +7,9 @@ from html import escape
 
 import numpy as np
 
-from ..types import PairKind, Status
+from ..types import Status
 from .pictures import encode
-from .run_log import PairRecord, RunLog
+from .run_log import PLACES, PairRecord, RunLog
 
 _WIDTH = 1000
 _MAX_BARS = 1000
@@ -56,14 +56,19 @@ def timeline(pairs: list[PairRecord]) -> str:
 
 
 def loop_matrix(log: RunLog) -> str:
-    """Similarity of all keyframes (darker is more alike), with candidates, verified and ambiguous loops."""
+    """Similarity of the keyframes with older ones (darker is more alike), candidates, verified and ambiguous loops.
+
+    Down are the keyframes of this run, across those and the ones of the map before it; of a localisation, whose
+    keyframes join no map, the map's only.
+    """
     if len(log.keyframes) < 2:
         return ""
-    n = max(k.id for k in log.keyframes) + 1  # more than there are where a recorder joined late
+    first, end = log.first_id, max(k.id for k in log.keyframes) + 1  # more than there are where a recorder joined late
+    rows, columns = range(first, end), range(first if log.localises and first else end)
     left, top, side = 44, 8, 480
-    scale = side / n
+    scale_x, scale_y = side / len(columns), side / len(rows)
     parts = []
-    image = _similarity(log)
+    image = _similarity(log, rows, columns)
     if image is not None:
         png = base64.b64encode(encode(image, ".png")).decode()
         parts.append(
@@ -71,17 +76,17 @@ def loop_matrix(log: RunLog) -> str:
             f'preserveAspectRatio="none" href="data:image/png;base64,{png}"/>'
         )
     parts.append(f'<rect class="frame" x="{left}" y="{top}" width="{side}" height="{side}"/>')
-    radius = float(np.clip(scale * 0.8, 2.0, 4.5))
+    radius = float(np.clip(min(scale_x, scale_y) * 0.8, 2.0, 4.5))
 
     def place(kf_id: int, ref: int) -> tuple[float, float]:
-        return left + (ref + 0.5) * scale, top + (kf_id + 0.5) * scale
+        return left + (ref + 0.5) * scale_x, top + (kf_id - first + 0.5) * scale_y
 
-    first = [c for c in log.candidates if c.rank == 0]
-    for c in first[:: len(first) // 3000 + 1]:
+    best = [c for c in log.candidates if c.rank == 0]
+    for c in best[:: len(best) // 3000 + 1]:
         x, y = place(c.kf_id, c.ref_kf_id)
         parts.append(f'<circle class="candidate" cx="{x:.1f}" cy="{y:.1f}" r="{radius * 0.6:.1f}"/>')
     for pair in log.pairs:
-        if pair.kind != PairKind.LOOP or not (pair.verified or pair.status == Status.AMBIGUOUS):
+        if pair.kind not in PLACES or not (pair.verified or pair.status == Status.AMBIGUOUS):
             continue
         x, y = place(pair.kf_id, pair.ref_kf_id)
         text = f"keyframe {pair.kf_id} with {pair.ref_kf_id}: {pair.status.label}, {pair.num_inliers} inliers"
@@ -92,15 +97,23 @@ def loop_matrix(log: RunLog) -> str:
             r = radius * 1.2
             d = f"M{x - r:.1f},{y:.1f}l{r:.1f},{-r:.1f} {r:.1f},{r:.1f} {-r:.1f},{r:.1f}z"
             parts.append(f'<path class="doubt" d="{d}"><title>{text}</title></path>')
-    for tick in _ticks(0, n - 1, 6, whole=True):
-        parts.append(_text(left + (tick + 0.5) * scale, top + side + 16, int(tick), "middle"))
-        parts.append(_text(left - 6, top + (tick + 0.5) * scale + 4, int(tick), "end"))
-    parts.append(_text(left + side / 2, top + side + 34, "older keyframe", "middle"))
+    for tick in _ticks(0, len(columns) - 1, 6, whole=True):
+        parts.append(_text(left + (tick + 0.5) * scale_x, top + side + 16, int(tick), "middle"))
+    for tick in _ticks(first, end - 1, 6, whole=True):
+        parts.append(_text(left - 6, top + (tick - first + 0.5) * scale_y + 4, int(tick), "end"))
+    if 0 < first < len(columns):
+        x = left + first * scale_x
+        parts.append(f'<line class="border" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{top + side}"/>')
+    across = "keyframe of the map" if len(columns) == first else "older keyframe"
+    parts.append(_text(left + side / 2, top + side + 34, across, "middle"))
     return _svg(left + side + 10, top + side + 40, parts, "Similarity of keyframes and loops")
 
 
 def trajectory(log: RunLog) -> str:
-    """Keyframe positions seen along the axis of least extent, loops as lines; empty without poses."""
+    """Keyframe positions seen along the axis of least extent, loops as lines; empty without poses.
+
+    Keyframes of a map are left out: poses of different sessions have nothing to do with one another.
+    """
     posed = [k for k in log.keyframes if k.pose is not None]
     if len(posed) < 2:
         return ""
@@ -117,13 +130,13 @@ def trajectory(log: RunLog) -> str:
     parts = [f'<rect class="frame" x="{left}" y="{top}" width="{side}" height="{side}"/>']
     for pair in log.pairs:
         shown = pair.verified or pair.status == Status.AMBIGUOUS
-        if pair.kind == PairKind.LOOP and shown and pair.kf_id in where and pair.ref_kf_id in where:
+        if pair.kind in PLACES and shown and pair.kf_id in where and pair.ref_kf_id in where:
             (x0, y0), (x1, y1) = where[pair.kf_id], where[pair.ref_kf_id]
             css = "loop-line" if pair.verified else "doubt-line"
             parts.append(f'<line class="{css}" x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"/>')
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts.append(f'<polyline class="track" points="{path}"/>')
-    closing = {p.kf_id for p in log.pairs if p.kind == PairKind.LOOP and p.verified}
+    closing = {p.kf_id for p in log.pairs if p.kind in PLACES and p.verified}
     for k, (x, y) in zip(posed, points):
         css, r = ("loop", 4) if k.id in closing else ("kf", 2)
         parts.append(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"><title>keyframe {k.id}</title></circle>')
@@ -154,22 +167,30 @@ def sparkline(values, frames, last_frame: int) -> str:
     return _svg(width, height, parts, "latency over the run")
 
 
-def _similarity(log: RunLog) -> np.ndarray | None:
-    """uint8 square, dark where alike, at most 800 px; None without descriptors."""
-    size = next((len(d) for d in log.descriptors if d is not None), None)
-    if size is None:
+def _similarity(log: RunLog, rows: range, columns: range) -> np.ndarray | None:
+    """uint8, dark where alike, at most 800 px a side; ``rows``, ``columns``: ids. None without descriptors."""
+    if not log.descriptors:
         return None
-    # Some of the rows before the product, which is quadratic in them: no more of it can be seen.
-    n = min(len(log.descriptors), _MAX_ROWS)
-    table = np.zeros((n, size), np.float32)
-    for row, i in enumerate(np.linspace(0, len(log.descriptors) - 1, n).round().astype(int)):
-        if log.descriptors[i] is not None:
-            table[row] = log.descriptors[i]
-    similarity = table @ table.T
-    off = similarity[~np.eye(n, dtype=bool)]
-    low, high = np.percentile(off, [2, 99.7])
+    (down, left), (across, right) = (_described(log, ids) for ids in (rows, columns))
+    similarity = left @ right.T
+    others = similarity[down[:, None] != across]
+    low, high = np.percentile(others, [2, 99.7]) if len(others) else (0.0, 1.0)
     image = 255 - np.clip((similarity - low) / max(high - low, 1e-6) * 225, 0, 225)
     return image.astype(np.uint8)
+
+
+def _described(log: RunLog, ids: range) -> tuple[np.ndarray, np.ndarray]:
+    """Some of the ids, and the (n, D) f32 descriptors of those; zeros where one has none.
+
+    Some before the product, which is quadratic in them: no more of it can be seen.
+    """
+    shown = np.linspace(ids.start, ids.stop - 1, min(len(ids), _MAX_ROWS)).round().astype(int)
+    table = np.zeros((len(shown), len(next(iter(log.descriptors.values())))), np.float32)
+    for row, kf_id in zip(table, shown):
+        descriptor = log.descriptor(int(kf_id))
+        if descriptor is not None:
+            row[:] = descriptor
+    return shown, table
 
 
 def _grid(left, top, width, height, high) -> str:

@@ -14,7 +14,7 @@ import yaml
 from ..types import PairKind, Status
 from . import pictures, plots
 from .files import write_whole
-from .run_log import MatchPoints, PairRecord, RunLog, encode_jpeg
+from .run_log import PLACES, KeyframeRecord, MatchPoints, PairRecord, RunLog, encode_jpeg
 
 # What a status means, and what to do about it.
 MEANING = {
@@ -51,6 +51,14 @@ MEANING = {
 }
 
 
+# What --map-mode is, in words.
+MAP_MODES = {
+    "new": "new: made in this run",
+    "continue": "continue: a session was added",
+    "localize": "localize: only read; keyframes of this run are not in it",
+}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """``level``: good, fair or bad; ``title`` in a few words; ``lines`` in whole sentences."""
@@ -63,14 +71,13 @@ class Verdict:
 def judge(log: RunLog, numbers: dict) -> Verdict:
     """The run in plain words.
 
-    Bad: incomplete, results lost to faults, or false loops. Fair: faults that were made good, models that are not
-    verified, or many weak pairs. Else good.
+    Bad: incomplete, results lost to faults, false loops, or a map that is not whole. Fair: faults that were made good,
+    models that are not verified, many weak pairs, or no place of the map recognised. Else good.
     """
     track = numbers["by_kind"].get("track", {"pairs": 0, "statuses": {}})
     good = sum(track["statuses"].get(s.label, 0) for s in (Status.OK, Status.FAULT_RECOVERED, Status.DEGENERATE))
     share = good / track["pairs"] if track["pairs"] else 1.0
-    loops = numbers["loops"]
-    closing = len({i for i, _ in loops["pairs"]})
+    located = numbers.get("relocalisation")
     images = f"{log.frames} of {many(log.expected, 'image')} processed"
     if not log.expected_known:
         images = f"{many(log.frames, 'image')} processed of a damaged input"
@@ -78,13 +85,9 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
     if track["pairs"]:
         pairs = many(track["pairs"], "pair")
         lines.append(f"{good} of {pairs} of consecutive keyframes {_be(good, 'is', 'are')} connected ({share:.0%}).")
-    lines.append(
-        f"{many(closing, 'keyframe')} closed a loop ({many(loops['verified'], 'verified pair')} of "
-        f"{loops['attempted']} tried); {many(loops['ambiguous'], 'pair')} {_be(loops['ambiguous'], 'is', 'are')} "
-        f"ambiguous, {loops['gated']} {_be(loops['gated'], 'was', 'were')} impossible by odometry."
-        if log.candidates
-        else "No earlier place was retrieved, so no loop was tried."
-    )
+    lines.append(_located(log, located) if located else _closed(log, numbers["loops"]))
+    if log.map is not None:
+        lines.append(_mapped(numbers["map"]))
     for e in log.engines:
         if e.faults:
             lines.append(
@@ -104,6 +107,8 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
         return Verdict("bad", "Partial: the input was not read whole", lines)
     if log.fault_counts or numbers["non_finite"] or any(e.lost for e in log.engines):
         return Verdict("bad", "Finished with faults", lines)
+    if log.map is not None and log.map.problems:
+        return Verdict("bad", "The map is not whole", lines)
     if truth and truth["false_loops"]:
         return Verdict("bad", "False loops", lines)
     if any(e.faults for e in log.engines):
@@ -112,7 +117,45 @@ def judge(log: RunLog, numbers: dict) -> Verdict:
         return Verdict("fair", "Complete, with models that are not verified", lines)
     if share < 0.9:
         return Verdict("fair", "Complete, with weak links between keyframes", lines)
+    if located and not located["keyframes"]:
+        return Verdict("fair", "Complete, but no place of the map was recognised", lines)
     return Verdict("good", "Complete", lines)
+
+
+def _closed(log: RunLog, loops: dict) -> str:
+    if not log.candidates:
+        return "No earlier place was retrieved, so no loop was tried."
+    closing = len({i for i, _ in loops["pairs"]})
+    return (
+        f"{many(closing, 'keyframe')} closed a loop ({many(loops['verified'], 'verified pair')} of "
+        f"{loops['attempted']} tried); {many(loops['ambiguous'], 'pair')} {_be(loops['ambiguous'], 'is', 'are')} "
+        f"ambiguous, {loops['gated']} {_be(loops['gated'], 'was', 'were')} impossible by odometry."
+    )
+
+
+def _located(log: RunLog, located: dict) -> str:
+    if not log.candidates:
+        return "No place of the map was retrieved, so none was tried."
+    n, every = located["keyframes"], many(len(log.keyframes), "keyframe")
+    first = f", the first in image {located['first'][1]}" if n else ""
+    return (
+        f"{n} of {every} {_be(n, 'was', 'were')} recognised in the map ({located['share']:.0%}){first}: "
+        f"{many(located['verified'], 'verified pair')} of {located['attempted']} tried; "
+        f"{many(located['ambiguous'], 'pair')} {_be(located['ambiguous'], 'is', 'are')} ambiguous."
+    )
+
+
+def _mapped(m: dict) -> str:
+    before, added = many(m["keyframes_before"], "keyframe"), m["keyframes_after"] - m["keyframes_before"]
+    if m["mode"] == "localize":
+        return f"The map {m['name']} has {before} and was only read."
+    if m["mode"] == "new":
+        return f"The map {m['name']} is new, with {many(m['keyframes_after'], 'keyframe')}."
+    joined = many(m["loops_with_older_sessions"], "verified pair")
+    return (
+        f"The map {m['name']} had {before}; session {m['session']} added {added} and is joined to the older ones by "
+        f"{joined}."
+    )
 
 
 def many(n: int, word: str, words: str = "") -> str:
@@ -139,12 +182,18 @@ def _context(log: RunLog, numbers: dict) -> dict:
     safe = jinja2.utils.markupsafe.Markup
     track = [p for p in log.pairs if p.kind == PairKind.TRACK]
     consecutive = [p for i, p in enumerate(track) if i == 0 or p.kf_id != track[i - 1].kf_id]
+    places, recognised = ("places", "recognised places") if log.localises else ("loops", "verified loops")
     n = numbers
     return {
         "name": log.source.get("name", "run"),
         "source": {k: v for k, v in log.source.items() if v is not None},
         "verdict": judge(log, numbers),
         "incomplete": log.incomplete,
+        "map": log.map,
+        "map_mode": MAP_MODES.get(log.map.mode, "") if log.map else "",
+        "joined": n["map"]["loops_with_older_sessions"] if log.map else 0,
+        "first_id": log.first_id,
+        "localises": log.localises,
         "instead": log.instead,
         "engines": log.engines,
         "skipped": log.skipped,
@@ -157,21 +206,20 @@ def _context(log: RunLog, numbers: dict) -> dict:
             ("keyframes", n["keyframes"], ""),
             ("matches a pair", _number(n["by_kind"].get("track", n)["matches_median"]), "median, consecutive"),
             ("inliers a pair", _number(n["by_kind"].get("track", n)["inliers_median"]), "median, consecutive"),
-            ("verified loops", n["loops"]["verified"], f"of {n['loops']['attempted']} tried"),
-            ("ambiguous", n["loops"]["ambiguous"], "not used"),
+            *_places(n),
             ("an image takes", *_frame_ms(n)),
         ]
         if log.frames
         else [],
         "timeline": safe(plots.timeline(consecutive)),
         "matrix": safe(plots.loop_matrix(log)),
-        "has_descriptors": any(d is not None for d in log.descriptors),
+        "has_descriptors": bool(log.descriptors),
         "trajectory": safe(plots.trajectory(log)),
         "statuses": _statuses(log),
         "groups": [
             ("Worst pairs of consecutive keyframes", "worst", _pictures(log, "worst")),
-            ("Clearest verified loops", "loops", _pictures(log, "loops")),
-            ("Ambiguous loops", "ambiguous", _pictures(log, "ambiguous")),
+            (f"Clearest {recognised}", "loops", _pictures(log, "loops")),
+            (f"Ambiguous {places}", "ambiguous", _pictures(log, "ambiguous")),
         ],
         "latencies": [
             (stage, _ms(v["p50"]), _ms(v["p95"]), _ms(max(log.latency_ms[stage])), len(log.latency_ms[stage]),
@@ -191,22 +239,42 @@ _STAGES = ("describe", "match", "keyframe", "global", "retrieve", "verify")
 _ORDER = {name: i for i, name in enumerate(_STAGES)} | {"frame": 99}
 
 
+def _places(numbers: dict) -> list[tuple]:
+    """Cards of what was recognised."""
+    if located := numbers.get("relocalisation"):
+        share = "-" if located["share"] is None else f"{located['share']:.0%}"
+        what = [("relocalised", share, f"{located['keyframes']} of {many(numbers['keyframes'], 'keyframe')}")]
+        return [*what, ("ambiguous", located["ambiguous"], "not used")]
+    loops = numbers["loops"]
+    return [
+        ("verified loops", loops["verified"], f"of {loops['attempted']} tried"),
+        ("ambiguous", loops["ambiguous"], "not used"),
+    ]
+
+
 def _statuses(log: RunLog) -> list[tuple]:
-    """(status, track pairs, loop pairs, meaning, advice) of those that occurred, most frequent first."""
+    """(status, track pairs, other pairs, meaning, advice) of those that occurred, most frequent first."""
     counts = {s: [0, 0] for s in Status}
     for pair in log.pairs:
-        counts[pair.status][pair.kind == PairKind.LOOP] += 1
+        counts[pair.status][pair.kind in PLACES] += 1
     rows = [(s.label, *c, *MEANING[s]) for s, c in counts.items() if any(c)]
     return sorted(rows, key=lambda row: -(row[1] + row[2]))
 
 
 def _pictures(log: RunLog, group: str) -> list[dict]:
-    keyframes = {k.id: k for k in log.keyframes}
-    return [_picture(pair, points, keyframes) for pair, points in log.pictured(group)]
+    own = {k.id: k for k in log.keyframes}
+    out = []
+    for pair, points in log.pictured(group):
+        now = own[pair.kf_id]
+        ref = own.get(pair.ref_kf_id) or log.older.get(pair.ref_kf_id)
+        out.append(_picture(pair, points, now, ref or KeyframeRecord(pair.ref_kf_id, 0, "", -1, now.image_size, 0)))
+        out[-1]["older"] = pair.ref_kf_id < log.first_id
+        if ref is None:  # a recorder of topics never sees keyframes of the map
+            out[-1]["keypoints"] = f"{now.num_keypoints} keypoints"
+    return out
 
 
-def _picture(pair: PairRecord, points: MatchPoints, keyframes: dict) -> dict:
-    now, ref = keyframes[pair.kf_id], keyframes[pair.ref_kf_id]
+def _picture(pair: PairRecord, points: MatchPoints, now: KeyframeRecord, ref: KeyframeRecord) -> dict:
     images, scaled = [], []
     for keyframe, p in ((now, points.points), (ref, points.ref_points)):
         image = pictures.decode_jpeg(keyframe.picture, keyframe.image_size)

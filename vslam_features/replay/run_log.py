@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import cv2
@@ -15,11 +16,17 @@ from ..types import Candidate, PairKind, Pose, Status
 from .pictures import encode
 
 PICTURE_LONG_SIDE = 480
+PLACES = (PairKind.LOOP, PairKind.RELOCALISATION)
+"""Kinds of pairs that say where one has been before, in this run or in the map."""
 
 
 @dataclass
 class KeyframeRecord:
-    """A keyframe. ``position``: index of its image in the input. ``picture``: JPEG, long side 480 px, or None."""
+    """A keyframe.
+
+    ``position``: index of its image in the input, -1 for one of the map that came from elsewhere. ``picture``: JPEG,
+    long side 480 px (of the map: its thumbnail), or None.
+    """
 
     id: int
     stamp_ns: int
@@ -98,6 +105,26 @@ class ModelRecord:
         return self.non_finite + self.errors + self.empty
 
 
+@dataclass
+class MapRecord:
+    """The map file of a run.
+
+    Args:
+        name: of the file, without its folder. mode: new, continue or localize.
+        session: the number of this one. before, after: keyframes in the file when the run began and ended.
+        problems: what is not in the file as it should be, in words.
+        file_bytes: of the file at the end. It may differ between runs by some pages, all else is the same in each.
+    """
+
+    name: str
+    mode: str
+    session: int = 0
+    before: int = 0
+    after: int = 0
+    problems: list[str] = field(default_factory=list)
+    file_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class MatchPoints:
     """Matched points (M, 2) f32 in pixels of the current and the reference image; ``inliers`` (M,) bool."""
@@ -118,13 +145,18 @@ class RunLog:
 
     A keyframe takes a few hundred bytes. What is larger is bounded: pictures by
     ``max_picture_bytes`` (later keyframes have none), global descriptors by
-    ``max_descriptors``, points to those of ``max_pictures`` pairs a group.
+    ``max_descriptors``, points to those of ``max_pictures`` pairs a group. In a continued map ids count on from its
+    own: those below ``first_id`` are keyframes that were there before, of which only those in pairs are kept.
 
     Attributes:
         source, config, models: plain descriptions of what ran, the same in each run.
         engines: the learned models.
         instead: what ran instead of what was configured, and why; empty where all ran as asked.
         run: what differs between runs: times, machine, path.
+        map: the map file; None where the map was in memory only.
+        first_id: the first id that a keyframe of this run can have.
+        older: id -> keyframe of the map that a keyframe of this run was matched with.
+        descriptors: id -> global descriptor, of this run and, for some of them, of the map before it.
         frames: images processed, of ``expected``; max_frames: stop asked for after so many, 0: none.
         latency_ms: stage -> milliseconds; latency_frame: stage -> the frame of each.
         faults: (where, stage, error) of the first hundred; fault_counts: stage -> all.
@@ -139,11 +171,14 @@ class RunLog:
     engines: list[ModelRecord] = field(default_factory=list)
     instead: str = ""
     run: dict = field(default_factory=dict)
+    map: MapRecord | None = None
+    first_id: int = 0
     frames: int = 0
     expected: int = 0
     max_frames: int = 0
     keyframes: list[KeyframeRecord] = field(default_factory=list)
-    descriptors: list[np.ndarray | None] = field(default_factory=list)
+    older: dict[int, KeyframeRecord] = field(default_factory=dict)
+    descriptors: dict[int, np.ndarray] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     gated: int = 0
     pairs: list[PairRecord] = field(default_factory=list)
@@ -162,8 +197,19 @@ class RunLog:
     max_pictures: int = 12
 
     def __post_init__(self):
-        self._picture_bytes = 0
+        self._picture_bytes = self._num_own = 0
         self._kept: dict[str, list[tuple]] = {"worst": [], "loops": [], "ambiguous": []}
+
+    @property
+    def localises(self) -> bool:
+        """Keyframes are recognised in a map that takes none of them."""
+        if self.map is not None:
+            return self.map.mode == "localize"
+        return any(p.kind == PairKind.RELOCALISATION for p in self.pairs)
+
+    @property
+    def _older_step(self) -> int:
+        return max(-(-self.first_id // self.max_descriptors), 1)
 
     @property
     def expected_known(self) -> bool:
@@ -176,7 +222,12 @@ class RunLog:
         if image is not None:
             self.add_picture(record, image)
         self.keyframes.append(record)
-        self.descriptors.append(None)
+
+    def add_older(self, record: KeyframeRecord, thumbnail: np.ndarray | None = None) -> None:
+        """Add a keyframe of the map, with the small image that a map keeps."""
+        if thumbnail is not None:
+            self.add_picture(record, thumbnail)
+        self.older[record.id] = record
 
     def add_picture(self, record: KeyframeRecord, image: np.ndarray) -> None:
         """Keep a keyframe's image (uint8, any size) as a small JPEG while there is room."""
@@ -186,13 +237,23 @@ class RunLog:
 
     def add_descriptor(self, kf_id: int, descriptor: np.ndarray | None) -> None:
         """Keep a keyframe's global descriptor, in fp16, for the picture of similarities."""
-        if descriptor is not None and kf_id < min(len(self.descriptors), self.max_descriptors):
+        if descriptor is not None and self._num_own < self.max_descriptors:
+            self._num_own += 1
             self.descriptors[kf_id] = descriptor.astype(np.float16)
+
+    def add_older_descriptors(self, descriptors: Iterable[tuple[int, np.ndarray]]) -> None:
+        """(id, global descriptor) of the keyframes of the map; of a large one evenly chosen ones are kept."""
+        step = self._older_step
+        self.descriptors.update((kf_id, d.astype(np.float16)) for kf_id, d in descriptors if kf_id % step == 0)
+
+    def descriptor(self, kf_id: int) -> np.ndarray | None:
+        """The global descriptor of a keyframe, or of one near it in a large map; None where there is none."""
+        return self.descriptors.get(kf_id if kf_id >= self.first_id else kf_id - kf_id % self._older_step)
 
     def add_pair(self, record: PairRecord, points: MatchPoints | None = None) -> None:
         """Add an attempted pair. Its points stay while it is among the first of its group, see ``pictured``."""
         self.pairs.append(record)
-        if record.kind != PairKind.LOOP:
+        if record.kind not in PLACES:
             group, rank = "worst", badness(record)
         elif record.verified:
             group, rank = "loops", record.num_inliers
@@ -218,12 +279,18 @@ class RunLog:
             self.faults.append((where, stage, text))
 
     def pictured(self, group: str) -> list[tuple[PairRecord, MatchPoints]]:
-        """Pairs with points: ``worst`` between consecutive keyframes, verified ``loops`` or ``ambiguous`` ones."""
+        """Pairs with points: ``worst`` between consecutive keyframes, verified ``loops`` or ``ambiguous`` ones.
+
+        Places recognised in a map are ``loops`` as well.
+        """
         return [(record, points) for *_, record, points in sorted(self._kept[group], reverse=True)]
 
     def leave_out_unseen(self) -> list[int]:
-        """Leave out pairs and candidates with keyframes that are not in the log; the ids of those, ascending."""
-        seen = {k.id for k in self.keyframes}
+        """Leave out pairs and candidates with keyframes that are neither in the log nor of the map before it.
+
+        Returns the ids of those, ascending.
+        """
+        seen = {k.id for k in self.keyframes} | set(range(self.first_id))
         named = {i for item in (*self.pairs, *self.candidates) for i in (item.kf_id, item.ref_kf_id)}
         if named <= seen:
             return []
