@@ -245,7 +245,6 @@ def test_colmap_agrees_with_the_truth_of_a_rendered_scene(pycolmap, room):
         assert (similarity[found[:, 0]].argmax(axis=1) == found[:, 1]).mean() > 0.99
 
 
-@pytest.mark.slow
 def test_colmap_reconstructs_a_rendered_room(pycolmap, room, tmp_path):
     """The whole way: cameras, keypoints and verified pairs give COLMAP the true walk."""
     scene, frames, path = room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,10 +98,105 @@ def open_hdf5(path: Path) -> Iterator[Hdf5File]:
         yield Hdf5File(Path(path), file)
 
 
+class SafeFile(io.RawIOBase):
+    """A new file for HDF5 to write to, which tells it of no failure: a write that fails crashes the process (HDF5 2.0).
+
+    What did not fit on the disk is held in memory, so that HDF5 reads back what it wrote and can close its file. Ask
+    ``check`` after each step, and stop when it raises.
+    """
+
+    def __init__(self, path: Path):
+        self._file = open(path, "w+b", buffering=0)
+        self._at = self._size = 0
+        self._unwritten: list[tuple[int, bytes]] = []
+        self._problem: BaseException | None = None
+
+    def check(self) -> None:
+        """Raises the error of the first write that failed."""
+        if self._problem is not None:
+            raise self._problem
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def write(self, data) -> int:
+        data = bytes(data)
+        if self._problem is None:
+            try:
+                self._file.seek(self._at)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except BaseException as error:  # an interrupt too: HDF5 must not see it here
+                self._problem = error
+        if self._problem is not None:
+            self._unwritten.append((self._at, data))
+        self._at += len(data)
+        self._size = max(self._size, self._at)
+        return len(data)
+
+    def readinto(self, buffer) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        found = bytearray(count)
+        self._file.seek(self._at)
+        there = self._file.read(count) or b""
+        found[: len(there)] = there
+        for at, data in self._unwritten:
+            first, last = max(at, self._at), min(at + len(data), self._at + count)
+            if first < last:
+                found[first - self._at : last - self._at] = data[first - at : last - at]
+        buffer[:count] = found
+        self._at += count
+        return count
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        if self._problem is None:
+            try:
+                self._file.truncate(self._size)
+            except BaseException as error:
+                self._problem = error
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing: writes are not buffered."""
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path) -> Iterator[tuple]:
+    """(h5py's file to write to, the file below it whose ``check`` tells of a full disk)."""
+    below = SafeFile(path)
+    try:
+        with h5py().File(below, "w") as file:
+            yield file, below
+        below.check()
+    finally:
+        below.close()
+
+
 @contextlib.contextmanager
 def write_errors(target: Path) -> Iterator[None]:
-    """h5py's errors while it writes, as MapError."""
+    """Errors of writing, as MapError."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError where it shows on closing
-        raise MapError(f"{target} cannot be written: {error}: make room, or choose another folder") from error
+    except OSError as error:
+        raise MapError(
+            f"{target} cannot be written: {error.strerror or error}: make room, or choose another folder"
+        ) from error

@@ -20,7 +20,7 @@ from ..errors import MapError
 from ..maps.placing import sync
 from ..maps.reader import MapReader
 from ..types import Keyframe, PairResult
-from .hdf5 import h5py, write_errors
+from .hdf5 import h5py, new_hdf5, write_errors
 from .names import Progress, image_name
 from .pairs import best_pairs, checked_pair
 
@@ -38,12 +38,13 @@ def export_hloc(reader: MapReader, folder: Path, progress: Progress | None = Non
         MapDamagedError: the map is damaged. Nothing is left in either case.
         PluginError: h5py is not installed.
     """
-    library, headers = h5py(), reader.headers()
+    h5py()  # before anything is made
+    headers = reader.headers()
     with _placed_folder(Path(folder), overwrite) as part, write_errors(Path(folder)):
         with (
-            library.File(part / FEATURES, "w") as features,
-            library.File(part / GLOBAL, "w") as places,
-            library.File(part / MATCHES, "w") as matches,
+            new_hdf5(part / FEATURES) as (features, file_0),
+            new_hdf5(part / GLOBAL) as (places, file_1),
+            new_hdf5(part / MATCHES) as (matches, file_2),
             open(part / PAIRS, "w", encoding="ascii", newline="\n") as pairs,
         ):
             for done, header in enumerate(headers):
@@ -55,6 +56,8 @@ def export_hloc(reader: MapReader, folder: Path, progress: Progress | None = Non
                     checked_pair(pair, headers, reader.path)
                     _write_pair(matches, pair, headers[pair.kf_id].num_keypoints)
                     pairs.write(f"{image_name(pair.kf_id)} {image_name(pair.ref_kf_id)}\n")
+                for file in (file_0, file_1, file_2):
+                    file.check()
                 if progress is not None:
                     progress(done + 1, len(headers))
             any_global = len(places) > 0
