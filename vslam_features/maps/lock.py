@@ -57,3 +57,18 @@ class WriterLock:
         with contextlib.suppress(OSError):
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
         return False
+
+
+def is_written(path: Path) -> bool:
+    """True where some process writes to a map now. Leaves no file behind."""
+    try:
+        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

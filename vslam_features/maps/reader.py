@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,15 @@ class MapReader:
         """Session -> wall time of its first keyframe in nanoseconds since 1970."""
         with self._reading("sessions"):
             return {r["id"]: r["started_ns"] for r in scan(self._connection, SESSIONS)}
+
+    def rows(self, table: Table, step: int = 1024) -> Iterator[Row]:
+        """All rows of a table without their arrays, in steps, so that a writer is never kept waiting for long."""
+        first: int | None = 0
+        while first is not None:
+            with self._reading(table.name, f"{first} and on"):
+                rows = list(itertools.islice(scan(self._connection, table, first), step))
+            yield from rows
+            first = rows[-1]["id"] + 1 if len(rows) == step else None
 
     def headers(self) -> list[KeyframeHeader]:
         """Of all keyframes, in order of their ids, which are 0, 1, 2 ..."""

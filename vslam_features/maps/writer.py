@@ -28,12 +28,13 @@ class MapWriter:
         path: of the map.
         models: identities of what the keyframes will be described by.
         create: make a new map; else continue the one that is there.
+        durable: each keyframe survives a power cut; else all do once whoever gives the file its name has synced it.
     Raises:
         MapError: it cannot be made, another process writes to it, it is no map, or it is damaged.
         IdentityError: the map is one of other models; the message names both.
     """
 
-    def __init__(self, path: Path, models: MapModels, create: bool = False):
+    def __init__(self, path: Path, models: MapModels, create: bool = False, durable: bool = True):
         self.path, self.models = Path(path), models
         self._lock = None if create else WriterLock(self.path)
         self._connection = None
@@ -42,6 +43,8 @@ class MapWriter:
                 database.create(self.path)
                 self._lock = WriterLock(self.path)
             self._connection = database.open_for_writing(self.path)
+            if not durable:
+                self._connection.execute("PRAGMA synchronous = OFF")
             with self._guarded("meta"):
                 self._load()
         except BaseException:
@@ -79,6 +82,19 @@ class MapWriter:
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
             raise
+
+    def begin_session(self, session: int, started_ns: int, software: str = database.SOFTWARE) -> None:
+        """Store when a session began and what made it; without this that is now, by this version.
+
+        Raises DataError where it has begun already, MapError as ``append`` does.
+        """
+        if self._connection is None:
+            raise MapError(f"{self.path}: the map is closed")
+        if session in self._sessions:
+            raise DataError(f"map: session {session} is there already")
+        with self._guarded("sessions"):
+            insert(self._connection, SESSIONS, session, {"started_ns": started_ns, "software": software})
+        self._sessions.add(session)
 
     def copy(self, target: Path, progress: Progress | None = None) -> int:
         """Copy the map, see :func:`~.copy.copy_map`. ``progress`` may append: the copy then has that as well."""
