@@ -71,16 +71,22 @@ class MapKeeper:
         return str(self._running)
 
     def save(self, path: str | Path) -> str:
-        """Make sure that the running map is in a file, as it is now. Mapping goes on meanwhile."""
+        """Make sure that the running map is in a file, as it is now. Mapping goes on meanwhile.
+
+        Keyframes whose loops are still being searched for follow later, and are not in a copy.
+        """
         target, running = absolute(path), self._running
+        there = len(running.keyframes) if not running.localises else running.keyframes.first_id
         running.keyframes.flush()
-        own = running.is_in(target)
-        if not own:
-            running.copy(target, self._front_end.map_models, self._progress)
-        where, size = f"{target}, the running map" if own else str(target), target.stat().st_size / 1e6
-        self._last_save = f"{count(running.keyframes.stored)} in {where}, {size:.1f} MB"
-        self._saved_at = time.monotonic()
-        return self._last_save
+        if running.is_in(target):
+            where, stored = f"{target}, the running map", running.keyframes.stored
+        else:
+            where, stored = str(target), running.copy(target, self._front_end.map_models, self._progress)
+        text = f"{count(stored)} in {where}, {target.stat().st_size / 1e6:.1f} MB"
+        if there > stored:
+            text += f"; without {count(there - stored)} whose loops are still being searched for"
+        self._last_save, self._saved_at = text, time.monotonic()
+        return text
 
     def load(self, path: str | Path) -> str:
         """Replace the running map by the one in a file, in the mode of now. That is checked before."""

@@ -17,6 +17,7 @@ from .maps.file_store import FileStore
 from .maps.keyframe_map import KeyframeMap
 from .maps.lock import WriterLock
 from .maps.placing import placed_file
+from .maps.reader import MapReader
 from .maps.writer import MapWriter
 from .types import MapModels
 
@@ -114,13 +115,18 @@ class RunningMap:
             return os.path.samefile(path, self.path)
         return path == self.path
 
-    def copy(self, target: Path, models: MapModels, progress: Callable[[int, int], None] | None) -> None:
-        """A copy of what is stored in another file, which may be an older map. Raises MapError."""
+    def copy(self, target: Path, models: MapModels, progress: Callable[[int, int], None] | None) -> int:
+        """A copy of what is stored in another file, which may be an older map; its keyframes. Raises MapError."""
         if not target.parent.is_dir():
             raise MapError(f"{target}: the folder {target.parent} does not exist; create it, or set another map_path")
         if self.path is not None:
             self.keyframes.store.copy(target, progress)
-            return
+        else:
+            self._write(target, models)
+        with MapReader(target) as copied:
+            return copied.meta["keyframes"]
+
+    def _write(self, target: Path, models: MapModels) -> None:
         require_map_or_nothing(target)
         lock = WriterLock(target)  # who writes to it would go on in a file that has no name any more
         try:

@@ -22,20 +22,18 @@ from vslam_features.running_map import MapStatus
 from vslam_features.types import Loops, Matches, PairKind, PairResult, Pose, Status
 
 
-def test_wait_past_waits_for_what_is_there_only():
-    slot, passed = Slot(3), threading.Event()
+def test_a_slot_is_still_when_nothing_is_at_work():
+    slot = Slot(3)
+    assert slot.wait_still(0)
     for item in "abc":
         slot.put(item)
-    waiter = threading.Thread(target=lambda: (slot.wait_past(), passed.set()))
-    waiter.start()
-    for later in "def":  # the slot is never empty
-        slot.take()
-        slot.put(later)
-        assert not passed.is_set()
-        slot.done()
-    assert passed.wait(5) and slot.counts.waiting == 3
+    slot.take()
+    slot.clear()
+    assert not slot.wait_still(0) and (slot.counts.dropped, slot.counts.waiting) == (2, 1)
+    threading.Timer(0.02, slot.done).start()
+    assert slot.wait_still(5)
     slot.close()
-    slot.wait_past(), slot.wait_still()
+    assert slot.wait_still(0) and slot.counts.processed == 1
 
 
 class Bench:
@@ -96,6 +94,20 @@ def test_a_map_is_exchanged_while_nobody_uses_the_front_end():
     assert counts.received == counts.processed + counts.dropped and not counts.waiting
     with pipeline.between_frames():  # stopped
         pass
+
+
+def test_an_exchange_waits_only_a_moment_for_loop_closure():
+    bench, slow = Bench(), threading.Event()
+    bench.pipeline.frontend.close_loops = lambda tracked: slow.wait(0.6)
+    bench.pipeline.start()
+    for i in range(6):
+        bench.pipeline.put(Input(0, i, "image"))
+        assert bench.pipeline.frames.wait_idle()
+    with bench.pipeline.between_frames():
+        counts = bench.pipeline.keyframes.counts
+        assert counts.waiting == 0 and counts.received == 6 and counts.dropped >= 3
+    slow.set()
+    bench.pipeline.stop()
 
 
 def test_stopping_during_an_exchange_ends_when_that_is_over():

@@ -312,7 +312,7 @@ def test_calls_during_a_slow_save(domain, tmp_path):
         assert not calls[0].done() and not paths[0].exists()
         go[0].touch()
         assert [call.answer(c).success for c in calls] == [True, True]
-        assert len(headers(paths[0])) == 8, "with all that came before it was written"
+        assert len(headers(paths[0])) == 8, "with what came until it was written"
 
         assert call.set_path(paths[1])
         calls = [call.begin("save_map"), call.begin("set_localization", ON)]

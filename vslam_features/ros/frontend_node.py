@@ -170,7 +170,7 @@ class FrontEndNode(LifecycleNode):
         )
         self._keeper = MapKeeper(frontend, between_frames=self._pipeline.between_frames, exchanged=outputs.reset)
         self.get_logger().info(f"map: {self._keeper.start()}")
-        self._map_services.attach(self._keeper, self._pipeline)
+        self._map_services.attach(self._keeper)
         self._pairing = Pairing(self._pipeline.put, poses)
         self._diagnostics = Diagnostics(name, self._statistics, frontend, self._keeper.status)
         self._own_services = [

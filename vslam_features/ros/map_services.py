@@ -9,7 +9,6 @@ from std_srvs.srv import SetBool, Trigger
 
 from ..errors import ConfigError, MapError
 from ..map_keeper import MapKeeper
-from .pipeline import Pipeline
 from .slow_services import SlowServices, Work
 
 
@@ -24,7 +23,6 @@ class MapServices:
     def __init__(self, node: Node, used: Callable[[str], None]):
         self._node, self._used = node, used
         self._keeper: MapKeeper | None = None
-        self._pipeline: Pipeline | None = None
         self._services = SlowServices(node)
         self._services.add(Trigger, "~/save_map", self._save)
         self._services.add(Trigger, "~/load_map", self._load)
@@ -35,13 +33,13 @@ class MapServices:
         """Somebody waits for an answer."""
         return self._services.busy
 
-    def attach(self, keeper: MapKeeper, pipeline: Pipeline) -> None:
+    def attach(self, keeper: MapKeeper) -> None:
         """The node is configured and has a map."""
-        self._keeper, self._pipeline = keeper, pipeline
+        self._keeper = keeper
 
     def detach(self) -> None:
         """The map is about to be closed: let the call at hand end."""
-        self._keeper = self._pipeline = None
+        self._keeper = None
         self._services.settle()
 
     def close(self) -> None:
@@ -50,10 +48,9 @@ class MapServices:
         self._services.close()
 
     def _save(self, request) -> Work:
-        keeper, pipeline, path = self._map(), self._pipeline, self._path("to save to")
+        keeper, path = self._map(), self._path("to save to")
 
         def save() -> str:
-            pipeline.wait_searched()
             text = keeper.save(path)
             self._used(path)
             return text

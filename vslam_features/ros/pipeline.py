@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 LOOP_QUEUE = 16
 """Keyframes that may wait for loop closure; beyond, the oldest is left out and counted."""
 
+GRACE_S = 0.3
+"""That loop closure gets to catch up before maps are exchanged."""
+
 
 class Pipeline:
     """Runs a :class:`FrontEnd` on the newest input.
@@ -77,15 +80,14 @@ class Pipeline:
     def between_frames(self) -> Iterator[None]:
         """In the block nobody else uses the front-end; images wait in their slot. Also where it is stopped.
 
-        Not for the pipeline's own threads.
+        Keyframes that loop closure does not reach within a moment are left out and counted: somebody waits for the
+        block. Not for the pipeline's own threads.
         """
         with self._asked, self._in_use:
-            self.keyframes.wait_still()
+            if not self.keyframes.wait_still(GRACE_S):
+                self.keyframes.clear()
+                self.keyframes.wait_still()
             yield
-
-    def wait_searched(self) -> None:
-        """Wait until the loops of the keyframes of now are searched for."""
-        self.keyframes.wait_past()
 
     def _track(self, item: Input) -> None:
         with self._asked:

@@ -28,7 +28,7 @@ class Slot:
     def __init__(self, capacity: int = 1):
         self._items: deque[tuple[object, bool]] = deque()
         self._capacity = capacity
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant
         self._received = self._processed = self._dropped = 0
         self._in_work: bool | None = None
         self._closed = False
@@ -67,24 +67,23 @@ class Slot:
             self._changed.wait_for(lambda: self._closed or not (self._items or self._in_work is not None))
             return not self._closed
 
-    def wait_past(self) -> None:
-        """Wait until what is in it now is processed or dropped, whatever comes in meanwhile."""
+    def wait_still(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing waits and nothing is at work, also in a closed slot; False where time ran out."""
         with self._changed:
-            goal = self._received
-            self._changed.wait_for(lambda: self._processed + self._dropped >= goal)
+            return self._changed.wait_for(lambda: not self._items and self._in_work is None, timeout_s)
 
-    def wait_still(self) -> None:
-        """Wait until nothing waits and nothing is at work, also in a closed slot."""
+    def clear(self) -> None:
+        """Drop what waits (counted)."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._items and self._in_work is None)
+            self._dropped += sum(counted for _, counted in self._items)
+            self._items.clear()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Drop what waits (counted) and let ``take`` return None."""
         with self._changed:
             self._closed = True
-            self._dropped += sum(counted for _, counted in self._items)
-            self._items.clear()
-            self._changed.notify_all()
+            self.clear()
 
     def open(self) -> None:
         """Accept items again after ``close``; counts go on."""
