@@ -52,7 +52,7 @@ def copy_connection(
     require_map_or_nothing(target)
     if target.exists() and os.path.samefile(source, target):
         raise MapError(f"{target}: source and target of the copy are the same file")
-    with _replaced(target) as part:
+    with placed_map(target) as part:
         page, steps = connection.execute("PRAGMA page_size").fetchone()[0], 0
 
         def step(status: int, remaining: int, total: int) -> None:
@@ -74,7 +74,7 @@ def compact_map(source: Path, target: Path) -> int:
     """Write a map anew without the space that is lost in it; otherwise as ``copy_map``."""
     source, target = Path(source), Path(target)
     require_map_or_nothing(target)
-    with _replaced(target) as part:
+    with placed_map(target) as part:
         with contextlib.closing(database.open_for_reading(source)) as connection, database.reported(target):
             connection.execute("VACUUM INTO ?", (str(part),))
         with contextlib.closing(database.open_for_reading(part)):
@@ -93,11 +93,14 @@ def require_map_or_nothing(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(target: Path) -> Iterator[Path]:
-    # Whoever maps into the older file would go on in one that has no name any more.
-    lock = WriterLock(target) if target.exists() else None
+def placed_map(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """As ``placed_file``. Only a map is replaced, and none that somebody writes to. Raises MapError."""
+    lock = None
+    if overwrite and target.exists():
+        require_map_or_nothing(target)
+        lock = WriterLock(target)  # whoever maps into the older file would go on in one that has no name any more
     try:
-        with placed_file(target, replace=True) as part:
+        with placed_file(target, replace=overwrite) as part:
             yield part
     finally:
         if lock is not None:

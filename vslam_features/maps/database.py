@@ -74,7 +74,7 @@ def reported(path: Path, table: str = "") -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _translated(path, table, error) from error
+        raise translated(path, table, error) from error
     except OSError as error:
         raise MapError(f"{path}: {error.strerror or error}") from error
 
@@ -133,7 +133,8 @@ def _has_journal(path: Path) -> bool:
     return False
 
 
-def _translated(path: Path, table: str, error: sqlite3.Error) -> MapError:
+def translated(path: Path, table: str, error: sqlite3.Error) -> MapError:
+    """Our error for one of SQLite's: MapFileError where the file is not right, else MapError."""
     text = str(error)
     where = f"{path}: table {table}: " if table else f"{path}: "
     if "not a database" in text:

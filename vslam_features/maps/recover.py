@@ -16,9 +16,9 @@ import numpy as np
 
 from ..errors import DataError, IdentityError, MapError, MapFileError
 from ..types import Candidate, Features, Keyframe, MapEntry, MapModels, PairKind, PairResult, Pose
+from .copy import placed_map
 from .lock import is_written
 from .pages import FoundRow, Progress
-from .placing import placed_file
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .salvage import Salvage
 from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, MODELS, SESSIONS
@@ -77,7 +77,7 @@ def recover(
         raise MapError(f"{source}: a process writes to this map; end it first")
     report = RecoverReport(source, target)
     with contextlib.ExitStack() as stack:
-        part = stack.enter_context(placed_file(target, replace=overwrite))
+        part = stack.enter_context(placed_map(target, overwrite=overwrite))
         try:
             salvage = stack.enter_context(_opened(source, part.parent, report, progress))
         except OSError as error:
