@@ -178,19 +178,19 @@ class _Recovery:
         row, without = self._rows.row(KEYFRAMES, old), Counter()
         features, thumbnail = self._features(row, without)
         camera = None if row["camera"] is None else self._cameras.get(row["camera"])
-        without["camera"] += camera is None and row["camera"] is not None
+        without["cameras"] += camera is None and row["camera"] is not None
         place = None
         if row["has_global_descriptor"]:
             if self._models.global_descriptor is not None:
                 place = self._rows.first(GLOBAL_DESCRIPTORS, old, lambda r: r.array("descriptor"))
-            without["global descriptor"] += place is None
+            without["global descriptors"] += place is None
         stamp, frame_id, session, pose = row["stamp_ns"], row["frame_id"], row["session"], self._pose(row, without)
         keyframe = Keyframe(len(self._stamps), stamp, frame_id, features, camera, pose, place, thumbnail, session)
         pairs = [self._rows.first(MATCHES, i, lambda r: self._pair(r, keyframe.id, old)) for i in self._matches(row)]
         loops = [self._rows.first(LOOPS, i, lambda r: self._loop(r, keyframe.id, old)) for i in self._loops(row)]
         pairs, loops = [p for p in pairs if p], [x for x in loops if x]
-        without["match"] += max(0, row["num_matches"] - len(pairs))
-        without["loop candidate"] += max(0, row["num_loops"] - len(loops))
+        without["matches"] += max(0, row["num_matches"] - len(pairs))
+        without["loop candidates"] += max(0, row["num_loops"] - len(loops))
         candidates, gated = ([c for c, is_gated in loops if is_gated == want] for want in (False, True))
         return MapEntry(keyframe, tuple(pairs), tuple(candidates), tuple(gated)), without
 
@@ -207,14 +207,14 @@ class _Recovery:
         try:
             thumbnail = found.array("thumbnail")
         except DataError:
-            without["thumbnail"] += 1
+            without["thumbnails"] += 1
         return features, thumbnail
 
     def _pose(self, row: FoundRow, without: Counter[str]) -> Pose | None:
         try:
             return pose_of(row.array("pose"), row["pose_frame_id"] or "", bool(row["pose_scale_known"]))
         except DataError:
-            without["pose"] += 1
+            without["poses"] += 1
             return None
 
     def _matches(self, row: FoundRow) -> list[int]:
