@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,13 +131,16 @@ class MapReader:
 
     def keyframe(self, kf_id: int) -> Keyframe:
         """A keyframe with features, thumbnail and global descriptor. Raises IndexError for an id that is not there."""
-        with self._reading("keyframes", kf_id):
-            row = self._row(KEYFRAMES, kf_id)
-            header = self._header(row)
-        with self._reading("features", kf_id):
-            features, thumbnail = self._features(header)
-        descriptor = self._global(kf_id) if row["has_global_descriptor"] else None
-        h = header
+        with self._snapshot():
+            with self._reading("keyframes", kf_id):
+                row = self._row(KEYFRAMES, kf_id)
+                h = self._header(row)
+            with self._reading("features", kf_id):
+                features, thumbnail = self._features(h)
+            descriptor = None
+            if row["has_global_descriptor"]:
+                with self._reading("global_descriptors", kf_id):
+                    descriptor = self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")
         return Keyframe(kf_id, h.stamp_ns, h.frame_id, features, h.camera, h.pose, descriptor, thumbnail, h.session)
 
     def thumbnail(self, kf_id: int) -> np.ndarray | None:
@@ -151,8 +155,13 @@ class MapReader:
             ids = [r[0] for r in self._connection.execute("SELECT id FROM global_descriptors ORDER BY id")][:count]
             if len(ids) != count:
                 raise DataError(f"{count} rows expected, got {len(ids)}")
-        for kf_id in ids:
-            yield kf_id, self._global(kf_id)
+        for i in range(0, count, _BATCH):
+            with self._snapshot():
+                found = []
+                for kf_id in ids[i : i + _BATCH]:
+                    with self._reading("global_descriptors", kf_id):
+                        found.append((kf_id, self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")))
+            yield from found
 
     def confirmed_loops(self) -> list[tuple[int, int]]:
         """(id, reference id) of all verified loops."""
@@ -198,6 +207,22 @@ class MapReader:
             raise
         except VslamFeaturesError as error:
             raise database.damaged(self.path, table, row, error) from error
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """The block's reads share one lock of the file, which otherwise each statement and each array takes anew."""
+        with self._lock:
+            with self._reading("meta"):
+                within = self._connection.in_transaction
+                if not within:
+                    self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                # Nothing was written: where SQLite has ended it already, after an error, there is nothing to end.
+                with contextlib.suppress(sqlite3.Error):
+                    if not within:
+                        self._connection.execute("ROLLBACK")
 
     def _row(self, table: Table, row_id: int) -> Row:
         row = read(self._connection, table, row_id)
@@ -247,10 +272,6 @@ class MapReader:
             raise DataError(f"keypoints: {header.num_keypoints} expected, got {len(features)}")
         return features, self._array(row, "thumbnail")
 
-    def _global(self, kf_id: int) -> np.ndarray:
-        with self._reading("global_descriptors", kf_id):
-            return self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")
-
     def _pair(self, row: Row) -> PairResult:
         stamp = self._row(KEYFRAMES, row["reference"])["stamp_ns"]
         kind, matches = member_of(PairKind, row["kind"]), matches_of(row, self._array)
@@ -261,5 +282,8 @@ class MapReader:
         stamp = self._row(KEYFRAMES, row["reference"])["stamp_ns"]
         return Candidate(row["keyframe"], row["reference"], stamp, row["similarity"], margin, row["rank"])
 
+
+_BATCH = 64
+"""Global descriptors that are read at once: the lock of the file is not held for longer."""
 
 _CONFIRMS = [int(s) for s in Status if s.confirms]

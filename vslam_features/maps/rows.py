@@ -14,6 +14,7 @@ from .arrays import check, pack, shape_of, unpack
 from .tables import Table
 
 Value = int | float | str | None
+_KINDS = {"INTEGER": int, "REAL": float, "TEXT": str}
 _LARGE = 1 << 20
 
 
@@ -77,10 +78,9 @@ class Row:
     def __init__(self, connection: sqlite3.Connection, table: Table, values: tuple):
         self._connection, self.table = connection, table
         count = len(table.plain)
-        self._values = dict(zip(table.plain, values[:count]))
-        for column in table.columns:
-            expected = {"INTEGER": int, "REAL": float, "TEXT": str}[column.kind]
-            value = self._values[column.name]
+        self._values = dict(zip(table.plain, values))
+        for column, value in zip(table.columns, values[1:]):
+            expected = _KINDS[column.kind]
             if not (isinstance(value, expected) or (value is None and column.optional)):
                 raise DataError(f"{column.name} is {_short(value)}, expected {column.kind}")
         if checksum(table, list(values[:count])) != values[count]:
@@ -92,7 +92,7 @@ class Row:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of an array, checked against the length of its bytes, which are not read. None where there is no array."""
-        column = next(a for a in self.table.arrays if a.name == name)
+        column = self.table.array[name]
         dtype, length = self._values[f"{name}_dtype"], self._lengths[name]
         if dtype is None and length is None and column.optional:
             return None
@@ -113,8 +113,7 @@ class Row:
             raise DataError(f"{name}: its bytes cannot be read")
         array = unpack(self._values[f"{name}_dtype"], shape, data)
         if checked:
-            column = next(a for a in self.table.arrays if a.name == name)
-            check(column, array, self._values[f"{name}_crc"], data)
+            check(self.table.array[name], array, self._values[f"{name}_crc"], data)
         return array
 
     def _bytes(self, name: str, length: int) -> bytes | None:
@@ -126,7 +125,7 @@ class Row:
 
 def read(connection: sqlite3.Connection, table: Table, row_id: int) -> Row | None:
     """A row by its id; None where there is none. Raises DataError where it is not what was written."""
-    found = connection.execute(f"{_select(table)} WHERE id = ?", (row_id,)).fetchone()
+    found = connection.execute(f"{table.select} WHERE id = ?", (row_id,)).fetchone()
     return None if found is None else Row(connection, table, found)
 
 
@@ -145,7 +144,7 @@ def scan(
     where, limits = "WHERE id >= ?", [first]
     if count is not None:
         where, limits = "WHERE id >= ? AND id < ?", [first, first + count]
-    for values in connection.execute(f"{_select(table)} {where} ORDER BY id", limits):
+    for values in connection.execute(f"{table.select} {where} ORDER BY id", limits):
         try:
             row = Row(connection, table, values)
         except DataError as error:
@@ -154,12 +153,6 @@ def scan(
             failed(values[0], error)
             continue
         yield row
-
-
-def _select(table: Table) -> str:
-    # length() of a blob is read from the row's header, without its bytes.
-    lengths = [f"length({a.name})" for a in table.arrays]
-    return f"SELECT {', '.join([*table.plain, 'crc', *lengths])} FROM {table.name}"
 
 
 def _blob(connection: sqlite3.Connection, table: str, name: str, row_id: int) -> bytes:

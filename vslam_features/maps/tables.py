@@ -7,6 +7,7 @@ goes unnoticed. Only ``meta`` changes, in the transaction of each keyframe.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 APPLICATION_ID = 0x564D4150  # "VMAP"
 SCHEMA_VERSION = 1
@@ -54,11 +55,23 @@ class Table:
     columns: tuple[Column, ...]
     arrays: tuple[ArrayColumn, ...] = ()
 
-    @property
+    @cached_property
     def plain(self) -> list[str]:
         """Names of the columns that the row's checksum covers, in order."""
         described = [f"{a.name}_{part}" for a in self.arrays for part in ("dtype", "shape", "crc")]
         return ["id", *(c.name for c in self.columns), *described]
+
+    @cached_property
+    def array(self) -> dict[str, ArrayColumn]:
+        """Arrays by name."""
+        return {a.name: a for a in self.arrays}
+
+    @cached_property
+    def select(self) -> str:
+        """Reads the plain columns, the row's checksum, and the lengths of the arrays in bytes."""
+        # length() of a blob is read from the row's header, without its bytes.
+        lengths = [f"length({a.name})" for a in self.arrays]
+        return f"SELECT {', '.join([*self.plain, 'crc', *lengths])} FROM {self.name}"
 
     @property
     def sql(self) -> str:
