@@ -50,7 +50,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         MapDamagedError: the schema is not that of its version, or the file is cut short.
     """
     _must_exist(path)
-    if _has_journal(path):  # of a crash, or of somebody who writes now: SQLite tells them apart
+    if has_journal(path):  # of a crash, or of somebody who writes now: SQLite tells them apart
         with reported(path, "roll back what a crash left half-written"), contextlib.closing(_connect(path, "rw")) as c:
             c.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     with reported(path):
@@ -65,7 +65,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     _must_exist(path)
     with reported(path):
         connection = _checked(path, _connect(path, "rw"))
-        connection.execute("PRAGMA journal_mode = TRUNCATE")
+        # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
+        connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
@@ -76,7 +77,7 @@ def reported(path: Path, table: str = "") -> Iterator[None]:
     """Turns SQLite's errors of the block into ours, which name the file and the table."""
     try:
         yield
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translated(path, table, error) from error
     except OSError as error:
         raise MapError(f"{path}: {error.strerror or error}") from error
@@ -87,16 +88,24 @@ def damaged(path: Path, table: str, row: int | str, what: object) -> MapDamagedE
     return MapDamagedError(f"{path}: table {table}, row {row}: {what}; 'map verify' lists all damage, {_RECOVER}")
 
 
+FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
+"""What SQLite's calls raise on a damaged file: also where a text of it is no UTF-8, or a number too large to ask for."""
+
+_DAMAGED = ("malformed", "decode to UTF-8", "no such rowid")
 _RECOVER = "'map recover' saves what is intact"
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    # A file that somebody else made may define what it likes: nothing of it is to run.
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    connection.execute("PRAGMA cache_size = -4096")
+    try:
+        # A file that somebody else made may define what it likes: nothing of it is to run.
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        connection.execute("PRAGMA cache_size = -4096")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -130,19 +139,20 @@ def _must_exist(path: Path) -> None:
         raise MapFileError(f"{path}: {error.strerror or error}") from error
 
 
-def _has_journal(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.getsize(f"{path}-journal") > 0
+def has_journal(path: Path) -> bool:
+    """True where there is one that is in use: SQLite ends a transaction by zeros over the journal's head."""
+    with contextlib.suppress(OSError), open(f"{path}-journal", "rb") as file:
+        return file.read(1) not in (b"", b"\0")
     return False
 
 
-def translated(path: Path, table: str, error: sqlite3.Error) -> MapError:
-    """Our error for one of SQLite's: MapFileError where the file is not right, else MapError."""
+def translated(path: Path, table: str, error: Exception) -> MapError:
+    """Our error for one of ``FAILURES``: MapFileError where the file is not right, else MapError."""
     text = str(error)
     where = f"{path}: table {table}: " if table else f"{path}: "
-    if "not a database" in text:
+    if "not a database" in text or "unsupported file format" in text:
         return MapFileError(f"{path} is no map: {text}")
-    if "malformed" in text or isinstance(error, sqlite3.DataError | OverflowError):
+    if isinstance(error, (sqlite3.DataError, OverflowError, UnicodeDecodeError)) or any(t in text for t in _DAMAGED):
         return MapDamagedError(f"{where}damaged ({text}); {_RECOVER}")
     if "full" in text:
         return MapError(f"{where}the disk is full, or the file may not grow ({text}): make room")

@@ -42,7 +42,7 @@ class FileStore(KeyframeStore):
         models: identities of the front-end.
         create: make a new map, else continue the one that is there.
         read_only: open it for localisation; the file never changes.
-        cache_bytes: memory for keyframes that were read.
+        cache_bytes: memory for keyframes that were read or written lately; what waits for the disk counts.
         queue: most entries that wait for the disk.
     Raises:
         MapError: it cannot be made or opened, is no map, is damaged, or another process writes to it.
@@ -94,7 +94,7 @@ class FileStore(KeyframeStore):
         found = self._cache.get(kf_id)
         if found is None:
             found = self._reader.keyframe(kf_id)
-            self._cache.put(found)
+            self._cache.put(found, self._pending_bytes)
         return found
 
     def global_descriptors(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -121,6 +121,7 @@ class FileStore(KeyframeStore):
         with self._changed:
             self._pending[entry.keyframe.id] = entry
             self._pending_bytes += nbytes_of(entry.keyframe)
+            self._cache.make_room(self._pending_bytes)
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
@@ -248,10 +249,10 @@ class FileStore(KeyframeStore):
                 self._problem, self._attempts = str(error) or type(error).__name__, self._attempts + 1
                 self._changed.notify_all()
             return False
-        self._cache.put(entry.keyframe)
         with self._changed:
             del self._pending[entry.keyframe.id]
             self._pending_bytes -= nbytes_of(entry.keyframe)
+            self._cache.put(entry.keyframe, self._pending_bytes)
             if self._problem:
                 logger.info("keyframes are stored again")
             self._problem, self._attempts = "", self._attempts + 1

@@ -9,7 +9,10 @@ from ..types import Keyframe
 
 
 class KeyframeCache:
-    """Least recently used ones leave first; safe between threads. ``nbytes`` never exceeds ``capacity``."""
+    """Least recently used ones leave first; safe between threads. ``nbytes`` never exceeds ``capacity``.
+
+    ``beside``: bytes that its owner holds elsewhere, which the capacity is shared with.
+    """
 
     def __init__(self, capacity: int):
         self.nbytes, self._capacity = 0, capacity
@@ -24,16 +27,24 @@ class KeyframeCache:
                 self._keyframes.move_to_end(kf_id)
             return found
 
-    def put(self, keyframe: Keyframe) -> None:
+    def put(self, keyframe: Keyframe, beside: int = 0) -> None:
         """Keep a keyframe. One that is larger than all of the cache is not kept."""
         size = nbytes_of(keyframe)
         with self._lock:
-            if keyframe.id in self._keyframes or size > self._capacity:
+            if keyframe.id in self._keyframes or size + beside > self._capacity:
                 return
-            while self._keyframes and self.nbytes + size > self._capacity:
-                self.nbytes -= nbytes_of(self._keyframes.popitem(last=False)[1])
+            self._shrink(self._capacity - beside - size)
             self._keyframes[keyframe.id] = keyframe
             self.nbytes += size
+
+    def make_room(self, beside: int) -> None:
+        """Let keyframes go until the rest fits beside so many bytes."""
+        with self._lock:
+            self._shrink(self._capacity - beside)
+
+    def _shrink(self, nbytes: int) -> None:
+        while self._keyframes and self.nbytes > nbytes:
+            self.nbytes -= nbytes_of(self._keyframes.popitem(last=False)[1])
 
 
 def nbytes_of(keyframe: Keyframe) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import DataError, IdentityError, MapError, MapFileError
 from ..types import Candidate, Features, Keyframe, MapEntry, MapModels, PairKind, PairResult, Pose
 from .copy import placed_map
+from .database import has_journal
 from .lock import is_written
 from .pages import FoundRow, Progress
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
@@ -99,7 +100,7 @@ def _opened(source: Path, folder: Path, report: RecoverReport, progress: Progres
     with contextlib.ExitStack() as stack:
         salvage = stack.enter_context(Salvage(source, progress))
         journal = Path(f"{source}-journal")
-        if journal.is_file() and journal.stat().st_size:
+        if has_journal(source):
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix=".recover-", dir=folder))
             copy = _rolled_back(source, journal, Path(temporary))
             other = stack.enter_context(Salvage(copy, progress)) if copy else None

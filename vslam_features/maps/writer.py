@@ -37,7 +37,7 @@ class MapWriter:
     def __init__(self, path: Path, models: MapModels, create: bool = False, durable: bool = True):
         self.path, self.models = Path(path), models
         self._lock = None if create else WriterLock(self.path)
-        self._connection = None
+        self._connection, self._held = None, None
         try:
             if create:
                 database.create(self.path)
@@ -72,6 +72,7 @@ class MapWriter:
         before = dict(self._counts), dict(self._cameras), set(self._sessions), dict(self._model_ids)
         try:
             with self._guarded("keyframes"):
+                self._hold()
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._insert(entry)
                 update(self._connection, META, 0, self._meta | self._counts)
@@ -79,6 +80,7 @@ class MapWriter:
         except BaseException:
             self._counts, self._cameras, self._sessions, self._model_ids = before
             with contextlib.suppress(Exception):
+                self._let_go()
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
             raise
@@ -106,6 +108,7 @@ class MapWriter:
         """Let go of the file. All that was appended is on the disk. Safe to call twice."""
         if self._connection is not None:
             with contextlib.suppress(Exception):
+                self._let_go()
                 self._connection.execute("PRAGMA journal_mode = DELETE")  # no empty journal stays beside the map
             self._connection.close()
             self._connection = None
@@ -116,6 +119,21 @@ class MapWriter:
 
     def _guarded(self, table: str):
         return database.reported(self.path, table)
+
+    def _hold(self) -> None:
+        """Begin a read that stays open over the commits: with it SQLite keeps the journal open.
+
+        Else it would make the journal anew, and sync the folder, for each keyframe. Readers are not kept out by it.
+        """
+        if self._held is None:
+            self._held = self._connection.execute("SELECT id FROM meta UNION ALL SELECT id FROM meta")
+            self._held.fetchone()  # the second row keeps it open
+
+    def _let_go(self) -> None:
+        """End that read: after an error SQLite rolls back only once nobody reads."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def _load(self) -> None:
         c = self._connection
