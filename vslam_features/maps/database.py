@@ -89,7 +89,7 @@ def damaged(path: Path, table: str, row: int | str, what: object) -> MapDamagedE
 
 
 FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
-"""What SQLite's calls raise on a damaged file: also where a text of it is no UTF-8, or a number too large to ask for."""
+"""What SQLite's calls raise on a damaged file: also for a text that is no UTF-8, or for a number that is too large."""
 
 _DAMAGED = ("malformed", "decode to UTF-8", "no such rowid")
 _RECOVER = "'map recover' saves what is intact"

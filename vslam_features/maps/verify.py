@@ -48,7 +48,7 @@ def _count(connection: sqlite3.Connection, report: VerifyReport, checks: RowChec
     """How many rows there must be: by ``meta``, or where that is damaged by the tables themselves."""
     report.rows = dict.fromkeys((t.name for t in TABLES), 0)
     report.rows[META.name] = 1
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(*database.FAILURES):
         connection.execute("BEGIN")  # all of one moment
     meta = checks.meta()
     counters = {n: n for n in ("keyframes", "global_descriptors", "matches", "loops")} | {"features": "keyframes"}
@@ -66,7 +66,7 @@ def _count(connection: sqlite3.Connection, report: VerifyReport, checks: RowChec
             ids = f", ids {first} to {last}" if there else ""
             report.damage(table.name, None, f"{wanted} rows expected, got {there}{ids}")
         report.rows[table.name] = wanted
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(*database.FAILURES):
         connection.execute("COMMIT")
 
 
@@ -84,6 +84,6 @@ def _check_structure(connection: sqlite3.Connection, report: VerifyReport) -> No
 def _ask(connection: sqlite3.Connection, report: VerifyReport, table: str, sql: str) -> list[tuple]:
     try:
         return connection.execute(sql).fetchmany(_MAX_STRUCTURE)
-    except sqlite3.Error as error:
+    except database.FAILURES as error:
         failed(report, table, None, error)
         return []

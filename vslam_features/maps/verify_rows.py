@@ -24,8 +24,8 @@ _OUTSIDE_PX = 1.0
 _ANY_MODEL = ModelIdentity("features", "", "", "")
 
 
-def failed(report: VerifyReport, table: str, row: int | None, error: sqlite3.Error) -> None:
-    """Report an error of SQLite. Raises MapError where it tells nothing of the file."""
+def failed(report: VerifyReport, table: str, row: int | None, error: Exception) -> None:
+    """Report one of ``FAILURES``. Raises MapError where it tells nothing of the file."""
     told = database.translated(report.path, table, error)
     if not isinstance(told, MapFileError):
         raise told from error
@@ -82,7 +82,7 @@ class RowChecks:
             if row is None:
                 raise DataError("the row is missing")
             check(row)
-        except sqlite3.Error as error:
+        except database.FAILURES as error:
             failed(self._report, table.name, row_id, error)
         except VslamFeaturesError as error:
             self._report.damage(table.name, row_id, error)
@@ -165,12 +165,12 @@ class RowChecks:
                 self._progress(min(self._done, self._total), self._total)
 
     def _ids(self, table: Table) -> list[int]:
-        with contextlib.suppress(sqlite3.Error):  # as below
+        with contextlib.suppress(*database.FAILURES):  # as below
             return [i for (i,) in self._connection.execute(f"SELECT id FROM {table.name}")]
         return []
 
     def _there(self, table: Table, row_id: int) -> bool:
-        with contextlib.suppress(sqlite3.Error):  # told where the table as a whole was looked at
+        with contextlib.suppress(*database.FAILURES):  # told where the table as a whole was looked at
             sql = f"SELECT 1 FROM {table.name} WHERE id = ?"
             return self._connection.execute(sql, (row_id,)).fetchone() is not None
         return False
