@@ -71,6 +71,8 @@ class MapReader:
                 self.meta = {c.name: row[c.name] for c in META.columns}
             with self._reading("models"):
                 self._models = {r["id"]: identity_of(r) for r in scan(self._connection, MODELS)}
+                if self.meta["keyframes"] and self.models is None:
+                    raise DataError("that of the features is missing")
             with self._reading("cameras"):
                 self._cameras = {r["id"]: camera_of(r) for r in scan(self._connection, CAMERAS)}
         except BaseException:
@@ -102,16 +104,29 @@ class MapReader:
     def sessions(self) -> dict[int, int]:
         """Session -> wall time of its first keyframe in nanoseconds since 1970."""
         with self._reading("sessions"):
-            return {r["id"]: r["started_ns"] for r in scan(self._connection, SESSIONS)}
+            found = {r["id"]: r["started_ns"] for r in scan(self._connection, SESSIONS)}
+            used = {i for (i,) in self._connection.execute("SELECT DISTINCT session FROM keyframes")}
+            if used - set(found):
+                raise DataError(f"session {min(used - set(found))} is missing")
+            return found
 
     def rows(self, table: Table, step: int = 1024) -> Iterator[Row]:
         """All rows of a table without their arrays, in steps, so that a writer is never kept waiting for long."""
-        first: int | None = 0
-        while first is not None:
+        first, count, wanted = 0, 0, 0
+        with self._reading("meta"):
+            counter = "keyframes" if table is FEATURES else table.name
+            if counter in self.meta:  # a tree whose end is lost ends without an error
+                wanted = read(self._connection, META, 0)[counter]
+        while True:
             with self._reading(table.name, f"{first} and on"):
                 rows = list(itertools.islice(scan(self._connection, table, first), step))
+                count += len(rows)
+                if len(rows) < step and count < wanted:
+                    raise DataError(f"{wanted} rows expected, got {count}")
             yield from rows
-            first = rows[-1]["id"] + 1 if len(rows) == step else None
+            if len(rows) < step:
+                return
+            first = rows[-1]["id"] + 1
 
     def headers(self) -> list[KeyframeHeader]:
         """Of all keyframes, in order of their ids, which are 0, 1, 2 ..."""
