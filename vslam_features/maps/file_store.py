@@ -18,6 +18,7 @@ from ..types import Keyframe, KeyframeHeader, MapEntry, MapModels
 from .arrays import finite
 from .copy import Progress, copy_map
 from .keyframe_cache import KeyframeCache, nbytes_of
+from .quick_check import quick_check
 from .reader import MapReader
 from .store import KeyframeStore
 from .writer import MapWriter, require_models
@@ -70,6 +71,8 @@ class FileStore(KeyframeStore):
         try:
             self._reader = MapReader(self.path)
             require_models(self.path, self._reader.identities, models)
+            if not create:
+                quick_check(self._reader)
         except BaseException:
             if self._writer is not None:
                 self._writer.close()

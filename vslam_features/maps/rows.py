@@ -16,23 +16,25 @@ from .tables import Table
 Value = int | float | str | None
 _KINDS = {"INTEGER": int, "REAL": float, "TEXT": str}
 _LARGE = 1 << 20
+_INTEGER, _REAL = struct.Struct("<q").pack, struct.Struct("<d").pack
 
 
 def checksum(table: Table, values: list[Value]) -> int:
     """CRC-32 of the table's name and its plain columns, as ``docs/map_format.md`` encodes them."""
     parts = [table.name.encode()]
     for value in values:
-        if value is None:
-            parts.append(b"n")
-        elif isinstance(value, int):
-            parts.append(b"i" + struct.pack("<q", value))
-        elif isinstance(value, float):
-            parts.append(b"r" + struct.pack("<d", value))
-        elif isinstance(value, str):
+        kind = type(value)
+        if kind is int:
+            parts += (b"i", _INTEGER(value))
+        elif kind is str:
             text = value.encode("utf-8", "surrogatepass")
-            parts.append(b"t" + struct.pack("<q", len(text)) + text)
+            parts += (b"t", _INTEGER(len(text)), text)
+        elif kind is float:
+            parts += (b"r", _REAL(value))
+        elif value is None:
+            parts.append(b"n")
         else:
-            raise DataError(f"a {type(value).__name__} where a number or a text is expected")
+            raise DataError(f"a {kind.__name__} where a number or a text is expected")
     return zlib.crc32(b"".join(parts))
 
 

@@ -53,10 +53,6 @@ class KeyframeStore(ABC):
         """(id, reference id) of all verified loops (pairs of kind ``LOOP``)."""
 
     def check(self, keyframe: Keyframe) -> None:
-        """Raises DataError for a keyframe that cannot be kept. Called before it gets an id."""
-        return None
-
-    def check(self, keyframe: Keyframe) -> None:
         """Raises DataError for a keyframe that the store would never take."""
         return None
 
