@@ -146,8 +146,10 @@ def _map_file(front_end: FrontEnd, log: RunLog, mode: str) -> Iterator[None]:
         except MapError as error:
             log.map.problems.append(str(error).replace(f"{path.parent}{os.sep}", ""))
         except KeyboardInterrupt:
-            log.interrupted = True  # all is on the disk, or the user has no patience for it
+            log.interrupted = True  # after the first one all is on the disk, a second one did not wait for it
         log.map.after, log.map.file_bytes = keyframes.stored, keeper.status().file_bytes
+        if mode != "localize" and keyframes.stored < len(keyframes) and not log.map.problems:
+            log.map.problems.append(f"{path.name}: {len(keyframes) - keyframes.stored} keyframes are not stored")
         if mode == "new" and not log.map.after and not log.map.problems:
             path.unlink(missing_ok=True)  # a map of nothing would only be in the way of the next run
 
