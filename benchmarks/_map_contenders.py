@@ -178,3 +178,10 @@ def forget(path: Path) -> None:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
+
+
+def settle(folder: Path) -> None:
+    """Let the file system commit what it has pending, by a sync of a small file."""
+    path = folder / "settle"
+    path.write_bytes(os.urandom(16))
+    _fsync(path)

@@ -6,8 +6,9 @@
 
 1000 keyframes of 2.1 MB (64x64x256 fp16 descriptors, keypoints, scores, an
 8448-d global descriptor, matches). All contenders run in one process, one after
-the other on the same keyframe, round after round, because other work on the
-machine slows all of them. Each is on the disk when its time ends:
+the other in random order on the same keyframe, round after round, because
+other work on the machine slows all of them. Before each one a small file is
+synced: a sync also pays for what others left to the file system's own journal. Each is on the disk when its time ends:
 
 - **vmap**: one transaction of SQLite, rollback journal, ``synchronous=FULL``;
 - **raw**: write to the end of one file, fsync;
@@ -40,7 +41,7 @@ from pathlib import Path
 
 import _map_memory
 import numpy as np
-from _map_contenders import KEPT_NPZ, Npz, Raw, Shelve, Vmap, forget
+from _map_contenders import KEPT_NPZ, Npz, Raw, Shelve, Vmap, forget, settle
 from _map_data import Keyframes, arrays_of
 from tqdm import tqdm
 
@@ -61,18 +62,18 @@ class Criterion:
 
     @property
     def met(self) -> bool:
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
+        return bool(self.value >= self.limit if self.at_least else self.value <= self.limit)
 
 
-def time_commits(stores: dict, keyframes: Keyframes, count: int) -> tuple[dict, int]:
+def time_commits(stores: dict, keyframes: Keyframes, count: int, folder: Path) -> tuple[dict, int]:
     """Milliseconds of each commit by contender, and the bytes of all arrays."""
-    times, payload = {name: [] for name in stores}, 0
+    rng, times, payload = np.random.default_rng(0), {name: [] for name in stores}, 0
     for kf_id in tqdm(range(count), desc="commits", unit="kf", file=sys.stderr):
         entry = keyframes.entry(kf_id)
         payload += sum(a.nbytes for a in arrays_of(entry).values())
-        names = list(stores)
-        for name in names[kf_id % len(names) :] + names[: kf_id % len(names)]:  # nobody always follows the same one
+        for name in rng.permutation(list(stores)):
             run = stores[name].write(entry)
+            settle(folder)
             start = time.perf_counter()
             run()
             times[name].append((time.perf_counter() - start) * 1e3)
@@ -158,7 +159,7 @@ def run(folder: Path, args) -> dict:
     out: dict = {"keyframes": count, "load_before": os.getloadavg()}
     vmap, raw, shelf = Vmap(folder), Raw(folder), Shelve(folder)
     stores = {"vmap": vmap, "raw": raw, "shelve": shelf, "npz": Npz(folder, False), "npz placed": Npz(folder, True)}
-    commits, payload = time_commits(stores, Keyframes(), count)
+    commits, payload = time_commits(stores, Keyframes(), count, folder)
     for store in stores.values():
         store.finish()
     others = time_others(stores, count)
