@@ -22,7 +22,7 @@ from .lock import is_written
 from .pages import FoundRow, Progress
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .salvage import Salvage
-from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, MODELS, SESSIONS
+from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, META, MODELS, SESSIONS
 from .writer import MapWriter
 
 
@@ -104,13 +104,19 @@ def _opened(source: Path, folder: Path, report: RecoverReport, progress: Progres
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix=".recover-", dir=folder))
             copy = _rolled_back(source, journal, Path(temporary))
             other = stack.enter_context(Salvage(copy, progress)) if copy else None
-            # The last keyframe of the file itself may be half-written. A journal of another map costs more than one.
-            if other is not None and len(other) >= len(salvage) - 1:
+            # The last keyframe of the file itself may be one that the transaction was about.
+            if other is not None and len(other) >= len(salvage) - 1 and _same_map(salvage, other):
                 salvage = other
                 report.notes.append(f"{journal.name}: a transaction that was not finished is rolled back (on a copy)")
             else:
                 report.notes.append(f"{journal.name}: not used, since it does not fit the file")
         yield salvage
+
+
+def _same_map(salvage: Salvage, other: Salvage) -> bool:
+    """False where a journal brought pages of another map."""
+    begun, other_begun = (s.first(META, 0, lambda row: row["created_ns"]) for s in (salvage, other))
+    return None in (begun, other_begun) or begun == other_begun
 
 
 def _rolled_back(source: Path, journal: Path, folder: Path) -> Path | None:
