@@ -22,7 +22,7 @@ from .lock import is_written
 from .pages import FoundRow, Progress
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .salvage import Salvage
-from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, META, MODELS, SESSIONS
+from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, MODELS, SESSIONS
 from .writer import MapWriter
 
 
@@ -114,9 +114,16 @@ def _opened(source: Path, folder: Path, report: RecoverReport, progress: Progres
 
 
 def _same_map(salvage: Salvage, other: Salvage) -> bool:
-    """False where a journal brought pages of another map."""
-    begun, other_begun = (s.first(META, 0, lambda row: row["created_ns"]) for s in (salvage, other))
-    return None in (begun, other_begun) or begun == other_begun
+    """False where a journal brought pages of another map: rows are written once, those of one id never differ.
+
+    Except of the last keyframe, which may have been tried twice.
+    """
+    differ = set()
+    for table in (KEYFRAMES, FEATURES):
+        for row_id in salvage.ids(table) & other.ids(table):
+            one, two = ([s.row(table, row_id)[name] for name in table.plain] for s in (salvage, other))
+            differ |= {row_id} if one != two else set()
+    return len(differ) < 2
 
 
 def _rolled_back(source: Path, journal: Path, folder: Path) -> Path | None:
