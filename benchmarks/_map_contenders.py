@@ -15,7 +15,8 @@ from vslam_features.maps.reader import MapReader
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry
 
-KEPT_NPZ = 200
+NPZ_EVERY = 4
+"""Only so many of the keyframes, to spare the disk: deleted files would give npz blocks that are quicker to write."""
 
 
 class Vmap:
@@ -123,21 +124,16 @@ class Npz:
     """``numpy.savez`` into a file a keyframe, fsync of that file.
 
     After a kill or a power cut the name may be missing, or that of half a file. ``placed``: written under another name,
-    synced, renamed, fsync of the folder: whole or not at all, as a keyframe of a map is. Only the newest files are
-    kept, to spare the disk.
+    synced, renamed, fsync of the folder: whole or not at all, as a keyframe of a map is.
     """
 
     def __init__(self, folder: Path, placed: bool):
         self._folder = folder / ("npz_placed" if placed else "npz")
         self._folder.mkdir()
         self._placed = placed
-        self._kept: list[Path] = []
 
     def write(self, entry: MapEntry) -> Callable[[], None]:
         path, arrays = self._folder / f"{entry.keyframe.id}.npz", arrays_of(entry)
-        self._kept.append(path)
-        if len(self._kept) > KEPT_NPZ:
-            self._kept.pop(0).unlink()
 
         def run() -> None:
             written = path.with_suffix(".part") if self._placed else path

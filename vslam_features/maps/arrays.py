@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,6 +40,7 @@ def pack(column: ArrayColumn, array: np.ndarray) -> tuple[str, str, int, memoryv
     return name, ",".join(map(str, array.shape)), zlib.crc32(data), data
 
 
+@lru_cache(maxsize=1024)  # most rows of a map say the same
 def shape_of(column: ArrayColumn, dtype: str, shape: str, nbytes: int) -> tuple[int, ...]:
     """The shape that a file claims, after all checks that need no array: nothing is allocated for a lie.
 
