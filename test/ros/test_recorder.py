@@ -190,6 +190,22 @@ MODEL = {
 }  # fmt: skip
 
 
+def test_pairs_with_keyframes_of_the_map_that_is_localised_in_are_reported(tmp_path):
+    """Those keyframes were never published: they are no gap, and their pictures are empty."""
+    log = TopicLog("test", None)
+    log.set_diagnostics("map", {"keyframes": "42", "first_id": "40"})
+    log.add_keyframe(T0, "cam", keyframe(40))
+    log.add_pairs(T0, "cam", pair(40, 7, 30, 25, PairKind.RELOCALISATION))
+    log.add_matches(T0, "cam", matches(40, 7, 30, 25))
+    done = log.finish()
+    assert [(p.kf_id, p.ref_kf_id) for p in done.pairs] == [(40, 7)] and done.first_id == 40
+    assert "was not seen" not in done.incomplete + str(done.notes)
+    numbers = metrics(done)
+    assert numbers["relocalisation"]["verified"] == 1
+    write_report(tmp_path / "report.html", done, numbers)
+    assert "keyframes 40 and 7" in (tmp_path / "report.html").read_text()
+
+
 def test_models_are_read_from_diagnostics():
     log = TopicLog("test", truth(8))
     log.set_diagnostics("models", {"instead": "running sift"})

@@ -171,6 +171,7 @@ class TopicLog:
             log.notes["pair whose matches did not come"] = len(self._pairs)
         log.frames = counts["processed"]
         log.gated = self._diagnostics.count("map", "loops_gated")
+        log.first_id = self._diagnostics.count("map", "first_id")
         log.expected = max(log.expected, counts["received"]) if self._earlier_sessions else log.expected
         log.expected = log.expected or counts["received"]
         attempted = len(log.pairs)
@@ -200,8 +201,7 @@ class TopicLog:
                 f"{sessions} before a reset {is_are} not in this report; the counts of images run since configure"
             )
         first, number = (log.keyframes[0].id, len(log.keyframes)) if log.keyframes else (0, 0)
-        start = self._diagnostics.count("map", "first_id")
-        if number and first > start:
+        if number and first > (start := log.first_id):
             which = f"keyframe {start} was" if first == start + 1 else f"keyframes {start} to {first - 1} were"
             out.append(f"joined late: {which} not seen")
         if number and (lost := log.keyframes[-1].id - first + 1 - number):
