@@ -77,7 +77,7 @@ def test_info(path, capsys):
         "640x480, fx 500.0 fy 500.0 cx 319.5 cy 239.5, no distortion",
         "uncalibrated",
         "session 1",
-        "13 keyframes from id 17",
+        "13 keyframes from id 17 on, 1.2 s",
         "poses in 'odom': 1.60 x 0.00 x 0.00 m, path 1.60 m",
     ):
         assert said in out, said

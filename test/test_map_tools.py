@@ -276,6 +276,20 @@ def test_any_damage_costs_only_the_keyframes_that_it_is_in(tmp_path, examples):
     check()
 
 
+def test_rows_that_the_tree_moved_to_an_end_that_is_lost_are_found_where_they_were(tmp_path):
+    path = write(
+        tmp_path / "a.vmap", [MapEntry(entry(n, keypoints=2 if n % 7 == 5 else 60).keyframe) for n in range(70)]
+    )
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        sql = "SELECT min(pageno) FROM dbstat WHERE name = 'keyframes' AND pagetype = 'leaf'"
+        first = db.execute(sql).fetchone()[0]
+    data = path.read_bytes()
+    assert first * PAGE_SIZE > len(data) / 2, "the first rows are at the end of the file"
+    path.write_bytes(data[: (first - 1) * PAGE_SIZE])
+    report = recover(path, tmp_path / "b.vmap")
+    assert len(report.ids) >= 0.9 * report.found > 30
+
+
 def test_ids_are_renumbered_and_references_follow(path, tmp_path):
     gone = next(p for p in pages() if p.table == "features" and p.kind == "overflow" and p.rows == (5,))
     data = bytearray(map_bytes())

@@ -48,8 +48,7 @@ def _table(m: dict) -> str:
     )
     rows += [("camera", f"{_camera(c)}, {c['keyframes']} keyframes") for c in m["cameras"]]
     for s in m["sessions"]:
-        last = s["first_id"] if s["keyframes"] == 1 else f"{s['first_id']} and on"
-        text = f"{s['keyframes']} keyframes from id {last}, {s['span_s']:.1f} s, {_date(s['started_ns'])}"
+        text = f"{s['keyframes']} keyframes from id {s['first_id']} on, {s['span_s']:.1f} s, {_date(s['started_ns'])}"
         rows.append((f"session {s['session']}", text))
         rows += [("", _extent(e)) for e in s["extents"]]
     if "sheet" in m:

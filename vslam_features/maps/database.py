@@ -68,6 +68,9 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
         connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
+        # Rows that a growing tree moves to the end of the file stay legible where they were: 'map recover' reads them
+        # there, if the end is lost.
+        connection.execute("PRAGMA secure_delete = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
