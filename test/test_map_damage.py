@@ -12,7 +12,7 @@ from map_damage import map_bytes, pages, read_damaged, rewrite
 from vslam_features.errors import MapDamagedError
 from vslam_features.maps.pages import PageFile
 from vslam_features.maps.reader import MapReader
-from vslam_features.maps.tables import FEATURES, PAGE_SIZE
+from vslam_features.maps.tables import FEATURES, GLOBAL_DESCRIPTORS, PAGE_SIZE
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
 
@@ -129,9 +129,7 @@ def places(per_region: int, seed: int) -> list[tuple[str, int]]:
 def test_flipped_bytes_anywhere_change_no_result(tmp_path, per_region):
     path, rng, refused = tmp_path / "a.vmap", random.Random(per_region), set()
     found = places(per_region, per_region)
-    assert {"header", "features interior", "features overflow", "matches leaf"} <= {
-        r.replace("internal", "interior") for r, _ in found
-    }
+    assert {"header", "features internal", "features overflow", "matches leaf"} <= {region for region, _ in found}
     for region, place in found:
         data = bytearray(map_bytes())
         data[place] ^= rng.randrange(1, 256)
@@ -139,6 +137,20 @@ def test_flipped_bytes_anywhere_change_no_result(tmp_path, per_region):
         if read_damaged(path):
             refused.add(region)
     assert len(refused) > 5, "hardly any damage was found: are the checks on?"
+
+
+def test_a_row_with_the_id_of_another_is_noticed(tmp_path):
+    """To look id 0 up finds the row that has had it always: the list of ids would name one descriptor twice."""
+    path, data = tmp_path / "a.vmap", bytearray(map_bytes())
+    path.write_bytes(data)
+    with PageFile(path) as found:
+        (row,) = [r for r in found.rows() if r.table is GLOBAL_DESCRIPTORS and r["id"] == 7]
+    assert data[row.offset - 1] == 7
+    data[row.offset - 1] = 0
+    path.write_bytes(data)
+    with MapReader(path) as reader, pytest.raises(MapDamagedError, match="global_descriptors.*row 0 follows row 6"):
+        list(reader.global_descriptors())
+    assert read_damaged(path)
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])

@@ -312,7 +312,7 @@ def test_what_is_not_needed_is_left_out_and_counted(path, tmp_path):
         db.execute("UPDATE global_descriptors SET descriptor = zeroblob(32) WHERE id = 3")
         db.execute("UPDATE features SET thumbnail = zeroblob(192) WHERE id = 8")
         db.execute("UPDATE keyframes SET pose = zeroblob(96) WHERE id = 10")
-        db.execute("UPDATE matches SET inliers = zeroblob(6) WHERE id = 2")
+        db.execute("UPDATE matches SET inliers = zeroblob(6) WHERE id = 50")
         db.execute("UPDATE cameras SET K = zeroblob(72) WHERE id = 2")
         db.execute("UPDATE sessions SET started_ns = 5 WHERE id = 1")
         db.commit()

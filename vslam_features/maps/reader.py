@@ -26,7 +26,7 @@ from ..types import (
 )
 from . import database
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
-from .rows import Row, read, scan
+from .rows import Row, ids, read, scan
 from .tables import (
     CAMERAS,
     FEATURES,
@@ -167,13 +167,13 @@ class MapReader:
         """(id, (D,) f16 or f32) of the keyframes that have one, ids ascending."""
         with self._reading("global_descriptors"):
             count = read(self._connection, META, 0)["global_descriptors"]
-            ids = [r[0] for r in self._connection.execute("SELECT id FROM global_descriptors ORDER BY id")][:count]
-            if len(ids) != count:
-                raise DataError(f"{count} rows expected, got {len(ids)}")
+            there = list(itertools.islice(ids(self._connection, GLOBAL_DESCRIPTORS), max(0, count)))
+            if len(there) != count:
+                raise DataError(f"{count} rows expected, got {len(there)}")
         for i in range(0, count, _BATCH):
             with self._snapshot():
                 found = []
-                for kf_id in ids[i : i + _BATCH]:
+                for kf_id in there[i : i + _BATCH]:
                     with self._reading("global_descriptors", kf_id):
                         found.append((kf_id, self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")))
             yield from found

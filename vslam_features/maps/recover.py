@@ -211,22 +211,21 @@ class _Recovery:
     def _features(self, row: FoundRow, without: Counter[str]) -> tuple[Features, np.ndarray | None]:
         size, thumbnail = (row["width"], row["height"]), None
         try:
-            features, found = self._rows.any_of(
-                FEATURES, row["id"], lambda r: (features_of(r, size, self._models.features), r)
-            )
+            features = self._rows.any_of(FEATURES, row["id"], lambda r: features_of(r, size, self._models.features))
         except DataError as error:
             raise DataError(f"features: {error}") from error
         if len(features) != row["num_keypoints"]:
             raise DataError(f"features: {row['num_keypoints']} keypoints expected, got {len(features)}")
         try:
-            thumbnail = found.array("thumbnail")
+            thumbnail = self._rows.any_of(FEATURES, row["id"], lambda r: r.array("thumbnail"))
         except DataError:
             without["thumbnails"] += 1
         return features, thumbnail
 
     def _pose(self, row: FoundRow, without: Counter[str]) -> Pose | None:
+        frame_id, known = row["pose_frame_id"] or "", bool(row["pose_scale_known"])
         try:
-            return pose_of(row.array("pose"), row["pose_frame_id"] or "", bool(row["pose_scale_known"]))
+            return self._rows.any_of(KEYFRAMES, row["id"], lambda r: pose_of(r.array("pose"), frame_id, known))
         except DataError:
             without["poses"] += 1
             return None

@@ -146,7 +146,11 @@ def scan(
     where, limits = "WHERE id >= ?", [first]
     if count is not None:
         where, limits = "WHERE id >= ? AND id < ?", [first, first + count]
+    last = first - 1
     for values in connection.execute(f"{table.select} {where} ORDER BY id", limits):
+        if values[0] <= last:  # a damaged tree leads to one row twice
+            raise DataError(f"row {values[0]} follows row {last}")
+        last = values[0]
         try:
             row = Row(connection, table, values)
         except DataError as error:
@@ -155,6 +159,16 @@ def scan(
             failed(values[0], error)
             continue
         yield row
+
+
+def ids(connection: sqlite3.Connection, table: Table) -> Iterator[int]:
+    """Of all rows, ascending. Raises DataError where they are not."""
+    last = -1
+    for (row_id,) in connection.execute(f"SELECT id FROM {table.name} ORDER BY id"):
+        if row_id <= last:  # as above; to look such an id up finds another row
+            raise DataError(f"row {row_id} follows row {last}")
+        last = row_id
+        yield row_id
 
 
 def _blob(connection: sqlite3.Connection, table: str, name: str, row_id: int) -> bytes:
