@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,6 +185,18 @@ def test_an_array_that_is_not_finite_is_not_stored(tmp_path):
     assert len(back(tmp_path / "a.vmap").keyframe.features) == 5
 
 
+def test_a_text_that_no_file_can_hold_is_refused_and_the_next_one_taken(tmp_path):
+    found = features(np.ones((5, 4), np.float16))
+    with MapWriter(tmp_path / "a.vmap", MapModels(IDENTITY), create=True) as writer:
+        with pytest.raises(DataError, match="no UTF-8"):
+            writer.append(MapEntry(Keyframe(0, 1, "cam\ud800", found)))
+        for stamp in (2**63, -(2**63) - 1):
+            with pytest.raises(DataError, match="64 bits"):
+                writer.append(MapEntry(Keyframe(0, stamp, "cam", found)))
+        writer.append(MapEntry(Keyframe(0, 1, "cam", found)))
+    assert back(tmp_path / "a.vmap").keyframe.frame_id == "cam"
+
+
 def stored(tmp_path, live: Features) -> list[Features]:
     """Features as they were, and as maps give them back that store them in half and in single precision."""
     out = [live]
@@ -350,8 +363,6 @@ def test_another_schema_is_refused_and_not_run(tmp_path, sql):
 
 
 def test_the_description_of_the_format_is_that_of_the_tables():
-    from pathlib import Path
-
     told = (Path(__file__).parents[1] / "docs" / "map_format.md").read_text(encoding="utf-8")
     for table in TABLES:
         assert table.sql in told, f"docs/map_format.md: the statement of table {table.name} differs"
@@ -359,8 +370,6 @@ def test_the_description_of_the_format_is_that_of_the_tables():
 
 def test_the_description_suffices_to_read_a_map(tmp_path):
     """The program in docs/map_format.md, which uses nothing of this package, reads what we read."""
-    from pathlib import Path
-
     told = (Path(__file__).parents[1] / "docs" / "map_format.md").read_text(encoding="utf-8")
     program = told.split("```python\n")[1].split("```")[0]
     path = tmp_path / "a.vmap"

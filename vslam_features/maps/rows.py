@@ -22,19 +22,24 @@ _INTEGER, _REAL = struct.Struct("<q").pack, struct.Struct("<d").pack
 def checksum(table: Table, values: list[Value]) -> int:
     """CRC-32 of the table's name and its plain columns, as ``docs/map_format.md`` encodes them."""
     parts = [table.name.encode()]
-    for value in values:
-        kind = type(value)
-        if kind is int:
-            parts += (b"i", _INTEGER(value))
-        elif kind is str:
-            text = value.encode("utf-8", "surrogatepass")
-            parts += (b"t", _INTEGER(len(text)), text)
-        elif kind is float:
-            parts += (b"r", _REAL(value))
-        elif value is None:
-            parts.append(b"n")
-        else:
-            raise DataError(f"a {kind.__name__} where a number or a text is expected")
+    try:
+        for value in values:
+            kind = type(value)
+            if kind is int:
+                parts += (b"i", _INTEGER(value))
+            elif kind is str:
+                text = value.encode("utf-8")
+                parts += (b"t", _INTEGER(len(text)), text)
+            elif kind is float:
+                parts += (b"r", _REAL(value))
+            elif value is None:
+                parts.append(b"n")
+            else:
+                raise DataError(f"a {kind.__name__} where a number or a text is expected")
+    except UnicodeEncodeError as error:
+        raise DataError(f"table {table.name}: the text {value[:40]!r} is no UTF-8") from error
+    except struct.error as error:
+        raise DataError(f"table {table.name}: the number {value} does not fit 64 bits") from error
     return zlib.crc32(b"".join(parts))
 
 
