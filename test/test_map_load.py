@@ -13,6 +13,7 @@ from power_cut.entries import MODELS
 
 from vslam_features.errors import MapDamagedError
 from vslam_features.maps.file_store import FileStore
+from vslam_features.maps.keyframe_map import KeyframeMap
 
 
 @pytest.fixture
@@ -23,11 +24,21 @@ def path(tmp_path):
     return file
 
 
+def load(path, read_only: bool) -> int:
+    """As a front-end does: keyframes of the map."""
+    store = FileStore(path, MODELS, read_only=read_only)
+    try:
+        keyframes = KeyframeMap(store)
+        list(keyframes.global_descriptors())
+        keyframes.confirmed_loops()
+        return len(keyframes)
+    finally:
+        store.close()
+
+
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_whole_map_opens(path, read_only):
-    store = FileStore(path, MODELS, read_only=read_only)
-    assert len(store.headers()) == COUNT
-    store.close()
+    assert load(path, read_only) == COUNT
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -44,7 +55,7 @@ def test_a_whole_map_opens(path, read_only):
 def test_lies_with_right_checksums_are_refused_with_table_and_row(path, table, row, change, told, read_only):
     rewrite(path, table, row, change, {})
     with pytest.raises(MapDamagedError) as caught:
-        FileStore(path, MODELS, read_only=read_only)
+        load(path, read_only)
     text = str(caught.value)
     assert str(path) in text and f"table {table}" in text and told in text and f"row {row}" in text
 
@@ -57,7 +68,7 @@ def test_a_changed_value_without_its_checksum_is_refused(path, table):
         db.execute(f"UPDATE {table} SET {column} = {column} + 1 WHERE id = ?", (last,))
         db.commit()
     with pytest.raises(MapDamagedError, match=f"table {table}"):
-        FileStore(path, MODELS, read_only=True)
+        load(path, read_only=True)
 
 
 def test_bytes_of_arrays_are_checked_when_they_are_read_and_a_refused_map_has_no_writer(path):

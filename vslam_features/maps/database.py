@@ -24,6 +24,9 @@ SOFTWARE = f"vslam_features {__version__}"
 BUSY_S = 30.0
 """Another process that reads or writes holds its lock for one keyframe, or for one step of a copy."""
 
+WRITE_CACHE = 20 << 20
+"""A transaction that is larger is written, and synced, in parts before its end."""
+
 
 def create(path: Path) -> None:
     """Make an empty map. Raises MapError where it cannot be written, or where ``path`` is there already."""
@@ -68,6 +71,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
         connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{WRITE_CACHE >> 10}")
         # Rows that a growing tree moves to the end of the file stay legible where they were: 'map recover' reads them
         # there, if the end is lost.
         connection.execute("PRAGMA secure_delete = OFF")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import threading
@@ -20,7 +21,7 @@ from .copy import Progress, copy_map
 from .keyframe_cache import KeyframeCache, nbytes_of
 from .quick_check import quick_check
 from .reader import MapReader
-from .store import KeyframeStore
+from .store import KeyframeStore, entry_bytes
 from .writer import MapWriter, require_models
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ RETRY_S = 1.0
 
 ROOM_S = 2.0
 """A disk that is slow gets this time to take a keyframe, before one is refused."""
+
+BATCH, BATCH_BYTES = 8, 16 << 20
+"""Most that one transaction holds; it stays below ``database.WRITE_CACHE``."""
 
 
 class FileStore(KeyframeStore):
@@ -71,8 +75,7 @@ class FileStore(KeyframeStore):
         try:
             self._reader = MapReader(self.path)
             require_models(self.path, self._reader.identities, models)
-            if not create:
-                quick_check(self._reader)
+            self._headers = [] if create else quick_check(self._reader)
         except BaseException:
             if self._writer is not None:
                 self._writer.close()
@@ -86,7 +89,7 @@ class FileStore(KeyframeStore):
 
     def headers(self) -> list[KeyframeHeader]:
         """See :meth:`KeyframeStore.headers`."""
-        return self._reader.headers()
+        return self._headers
 
     def keyframe(self, kf_id: int) -> Keyframe:
         """See :meth:`KeyframeStore.keyframe`. From the file it has read-only arrays."""
@@ -160,7 +163,7 @@ class FileStore(KeyframeStore):
         done, result = threading.Event(), []
 
         def between(copied: int, total: int) -> None:
-            self._append_next()  # one a step: with all that wait, a fast source would keep the copy from its end
+            self._append_next()  # once a step: with all that wait, a fast source would keep the copy from its end
             if progress:
                 progress(copied, total)
 
@@ -238,31 +241,49 @@ class FileStore(KeyframeStore):
                     self._changed.wait(RETRY_S)
 
     def _append_next(self) -> bool:
-        """Write the oldest entry that waits; False where there is none, or where it failed."""
+        """Write the oldest entries that wait; False where there is none, or where it failed."""
         with self._changed:
-            if not self._pending:
-                return False
-            entry = next(iter(self._pending.values()))
+            entries = self._batch()
+        if not entries:
+            return False
         try:
-            self._append(entry)
+            self._append(entries)
         except Exception as error:  # whatever it is, the thread goes on and the user is told
             with self._changed:
                 if str(error) != self._problem:
-                    logger.error("keyframe %d is not stored yet: %s", entry.keyframe.id, error)
+                    logger.error("keyframe %d is not stored yet: %s", entries[0].keyframe.id, error)
                 self._problem, self._attempts = str(error) or type(error).__name__, self._attempts + 1
                 self._changed.notify_all()
             return False
         with self._changed:
-            del self._pending[entry.keyframe.id]
-            self._pending_bytes -= nbytes_of(entry.keyframe)
-            self._cache.put(entry.keyframe, self._pending_bytes)
+            for entry in entries:
+                del self._pending[entry.keyframe.id]
+                self._pending_bytes -= nbytes_of(entry.keyframe)
+                self._cache.put(entry.keyframe, self._pending_bytes)
             if self._problem:
                 logger.info("keyframes are stored again")
             self._problem, self._attempts = "", self._attempts + 1
             self._changed.notify_all()
         return True
 
-    def _append(self, entry: MapEntry) -> None:
+    def _batch(self) -> list[MapEntry]:
+        """Entries for one transaction: one, or those that had to wait. What syncs cost a transaction they share."""
+        entries, nbytes = [], 0
+        for entry in itertools.islice(self._pending.values(), BATCH):
+            nbytes += entry_bytes(entry)
+            if entries and nbytes > BATCH_BYTES:
+                break
+            entries.append(entry)
+        return entries
+
+    def _append(self, entries: list[MapEntry]) -> None:
+        try:
+            self._writer.append(*entries)
+        except DataError:
+            for entry in entries[len(self._writer) - entries[0].keyframe.id :]:
+                self._append_reduced(entry)
+
+    def _append_reduced(self, entry: MapEntry) -> None:
         """Store an entry, or what of it a map takes: an entry that fails for ever would hold up all after it."""
         for what, reduced in _reductions(entry):
             try:

@@ -175,7 +175,10 @@ class MapReader:
                 found = []
                 for kf_id in there[i : i + _BATCH]:
                     with self._reading("global_descriptors", kf_id):
-                        found.append((kf_id, self._array(self._row(GLOBAL_DESCRIPTORS, kf_id), "descriptor")))
+                        row = self._row(GLOBAL_DESCRIPTORS, kf_id)
+                        if row["model"] not in self._models:
+                            raise DataError(f"model {row['model']} is missing")
+                        found.append((kf_id, self._array(row, "descriptor")))
             yield from found
 
     def confirmed_loops(self) -> list[tuple[int, int]]:
@@ -185,6 +188,9 @@ class MapReader:
             rows = list(scan(self._connection, LOOPS, 0, count))
             if len(rows) != count:
                 raise DataError(f"{count} rows expected, got {len(rows)}")
+            for row in rows:
+                with self._reading("loops", row["id"]):
+                    require_older(row)
             return [(r["keyframe"], r["reference"]) for r in rows if r["status"] in _CONFIRMS]
 
     def pairs(self, kf_id: int) -> tuple[PairResult, ...]:
@@ -302,3 +308,9 @@ _BATCH = 64
 """Global descriptors that are read at once: the lock of the file is not held for longer."""
 
 _CONFIRMS = [int(s) for s in Status if s.confirms]
+
+
+def require_older(row: Row) -> None:
+    """Raises DataError where a row of ``matches`` or ``loops`` refers to no keyframe before its own."""
+    if not 0 <= row["reference"] < row["keyframe"]:
+        raise DataError(f"keyframe {row['keyframe']} refers to {row['reference']}, which is not an older one")

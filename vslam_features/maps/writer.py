@@ -1,4 +1,4 @@
-"""Appends keyframes to a map file, each in one durable transaction."""
+"""Appends keyframes to a map file in durable transactions."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class MapWriter:
     def __len__(self) -> int:
         return self._counts["keyframes"]
 
-    def append(self, entry: MapEntry) -> None:
-        """Store a keyframe and all that belongs to it; on return it survives a power cut.
+    def append(self, *entries: MapEntry) -> None:
+        """Store keyframes and all that belongs to them in one transaction; on return they survive a power cut.
 
         Raises:
-            DataError: the entry is not the next one, or has arrays that a map does not take. Nothing is stored.
-            MapError: the disk is full, or fails. Nothing is stored, and the same entry may be tried again.
+            DataError: an entry is not the next one, or has arrays that a map does not take. Nothing is stored.
+            MapError: the disk is full, or fails. Nothing is stored, and the same may be tried again.
         """
         if self._connection is None:
             raise MapError(f"{self.path}: the map is closed")
@@ -74,7 +74,8 @@ class MapWriter:
             with self._guarded("keyframes"):
                 self._hold()
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._insert(entry)
+                for entry in entries:
+                    self._insert(entry)
                 update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
         except BaseException:
