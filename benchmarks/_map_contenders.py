@@ -1,4 +1,4 @@
-"""Four ways to keep keyframes on a disk, all synced after each one, and a plain file to compare with."""
+"""Five ways to keep keyframes on a disk, all synced after each one, and a plain file to compare with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from _map_data import MODELS, arrays_of, arrays_of_keyframe
 
+from vslam_features.maps.file_store import BATCH
 from vslam_features.maps.reader import MapReader
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry
@@ -46,6 +47,27 @@ class Vmap:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+class Waiting:
+    """A map file whose keyframes had to wait, as they do when they come faster than the disk: 8 in a transaction."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "waiting.vmap"
+        self._writer = MapWriter(self._path, MODELS, create=True)
+        self._entries: list[MapEntry] = []
+
+    def write(self, entry: MapEntry) -> Callable[[], None]:
+        self._entries.append(entry)
+        return lambda: self._store() if len(self._entries) == BATCH else None
+
+    def _store(self) -> None:
+        self._writer.append(*self._entries)
+        self._entries.clear()
+
+    def finish(self) -> None:
+        self._writer.close()
+        self._path.unlink()
 
 
 class Raw:

@@ -15,7 +15,7 @@ from .tables import Table
 
 Value = int | float | str | None
 _KINDS = {"INTEGER": int, "REAL": float, "TEXT": str}
-_LARGE = 1 << 20
+_LARGE, _IN_PLACE = 1 << 20, 1 << 16
 _INTEGER, _REAL = struct.Struct("<q").pack, struct.Struct("<d").pack
 
 
@@ -64,9 +64,21 @@ def insert(
         blobs.append(data)
         nbytes += len(data)
     values.append(checksum(table, values))
-    marks = ", ".join("?" * (len(values) + len(blobs)))
-    connection.execute(f"INSERT INTO {table.name} VALUES ({marks})", [*values, *blobs])
+    later = _written_later(connection, table, blobs)
+    marks = ["?"] * (len(values) + len(blobs))
+    if later is not None:
+        marks[-1], blobs[-1] = "zeroblob(?)", len(later)
+    connection.execute(f"INSERT INTO {table.name} VALUES ({', '.join(marks)})", [*values, *blobs])
+    if later is not None:
+        with connection.blobopen(table.name, table.arrays[-1].name, row_id) as blob:
+            blob.write(later)
     return nbytes
+
+
+def _written_later(connection: sqlite3.Connection, table: Table, blobs: list) -> memoryview | None:
+    """A row's last array where it is large: written in place, it is not copied three times on its way to the file."""
+    data = blobs[-1] if blobs else None
+    return data if data is not None and len(data) >= _IN_PLACE and hasattr(connection, "blobopen") else None
 
 
 def update(connection: sqlite3.Connection, table: Table, row_id: int, plain: dict[str, Value]) -> None:

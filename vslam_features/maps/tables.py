@@ -126,8 +126,8 @@ FEATURES = Table(
     (
         ArrayColumn("keypoints", ("float32",), (None, 2)),
         ArrayColumn("scores", ("float32",), (None,)),
-        ArrayColumn("descriptors", ("float16", "float32", "uint8"), (None, None), also=(None, None, None)),
         ArrayColumn("thumbnail", ("uint8",), (None, None), optional=True, also=(None, None, 3)),
+        ArrayColumn("descriptors", ("float16", "float32", "uint8"), (None, None), also=(None, None, None)),
     ),
 )
 GLOBAL_DESCRIPTORS = Table(
