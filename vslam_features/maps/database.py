@@ -98,7 +98,7 @@ def damaged(path: Path, table: str, row: int | str, what: object) -> MapDamagedE
 FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 """What SQLite's calls raise on a damaged file: also for a text that is no UTF-8, or for a number that is too large."""
 
-_DAMAGED = ("malformed", "decode to UTF-8", "no such rowid")
+_DAMAGED = ("malformed", "decode to UTF-8", "no such", "cannot open value", "SQL logic error")
 _RECOVER = "'map recover' saves what is intact"
 
 
