@@ -87,6 +87,21 @@ def pages() -> tuple[Page, ...]:
     return tuple(sorted(found, key=lambda p: p.number))
 
 
+def structure(page: Page) -> list[int]:
+    """Offsets of what leads to rows: of a page's head and list of cells, of the heads of cells, of chains."""
+    if page.kind == "overflow":
+        return list(range(page.start, page.start + 4))
+    data, head = map_bytes(), page.start + (100 if page.number == 1 else 0)
+    count, size, cell = int.from_bytes(data[head + 3 : head + 5], "big"), 12, 6
+    if page.kind == "leaf":
+        size, cell = 8, 16
+    out = list(range(head, head + size + 2 * count))
+    for i in range(head + size, head + size + 2 * count, 2):
+        start = page.start + int.from_bytes(data[i : i + 2], "big")
+        out += range(start, start + cell)
+    return out
+
+
 def rows_in(damaged: set[int]) -> set[tuple[str, int]]:
     """(table, id) of all rows that have a part in one of these pages."""
     return {(page.table, row) for page in pages() if page.number in damaged for row in page.rows}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from map_damage import map_bytes, pages, read_damaged, rewrite
+from map_damage import map_bytes, pages, read_damaged, rewrite, structure
 
 from vslam_features.errors import MapDamagedError
 from vslam_features.maps.pages import PageFile
@@ -112,16 +112,17 @@ def _varint(value: int) -> bytes:
 
 
 def places(per_region: int, seed: int) -> list[tuple[str, int]]:
-    """Offsets all over the file: of its header, and for each table and kind of page in its beginning and elsewhere."""
+    """Offsets all over the file: of its header, and for each table and kind of page of its structure and elsewhere."""
     rng = random.Random(seed)
-    regions: dict[str, list[int]] = {}
+    regions: dict[str, list] = {}
     for page in pages():
-        regions.setdefault(f"{page.table} {page.kind}", []).append(page.start)
+        regions.setdefault(f"{page.table} {page.kind}", []).append(page)
     out = [("header", rng.randrange(100)) for _ in range(2 * per_region)]
-    for name, starts in regions.items():
+    for name, found in regions.items():
         for i in range(per_region):
-            start, beginning = rng.choice(starts), 100 * (name == "sqlite_schema leaf")
-            out.append((name, start + (beginning + rng.randrange(40) if i % 2 else rng.randrange(PAGE_SIZE))))
+            page = rng.choice(found)
+            place = rng.choice(structure(page)) if i % 3 else page.start + rng.randrange(PAGE_SIZE)
+            out.append((name, place))
     return out
 
 
