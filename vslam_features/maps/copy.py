@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import MapError, MapFileError
+from ..errors import MapDamagedError, MapError, MapFileError
 from . import database
 from .lock import WriterLock
 from .placing import placed_file, sync
@@ -50,7 +50,7 @@ def copy_connection(
     """As ``copy_map``, from an open connection. ``progress`` may commit through it: the copy then has that as well."""
     target = Path(target)
     require_map_or_nothing(target)
-    if target.exists() and os.path.samefile(source, target):
+    if target.exists() and source.exists() and os.path.samefile(source, target):
         raise MapError(f"{target}: source and target of the copy are the same file")
     with placed_map(target) as part:
         page, steps = connection.execute("PRAGMA page_size").fetchone()[0], 0
@@ -83,12 +83,13 @@ def compact_map(source: Path, target: Path) -> int:
 
 def require_map_or_nothing(target: Path) -> None:
     """Raises MapError where there is a file that is no map: it is somebody's, and stays."""
-    if not target.exists():
+    if not target.exists() or target.is_dir():
         return
     try:
         database.open_for_reading(target).close()
     except MapFileError as error:
-        if "is no map" in str(error):
+        # A map that is damaged, or of another version, is one. What cannot be read may be anything.
+        if not isinstance(error, MapDamagedError) and "schema version" not in str(error):
             raise MapError(f"{error}; it is not replaced: choose another name, or remove it") from error
 
 

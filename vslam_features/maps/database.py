@@ -148,7 +148,7 @@ def _must_exist(path: Path) -> None:
 
 def has_journal(path: Path) -> bool:
     """True where there is one that is in use: SQLite ends a transaction by zeros over the journal's head."""
-    with contextlib.suppress(OSError), open(f"{path}-journal", "rb") as file:
+    with contextlib.suppress(OSError), open(f"{os.path.realpath(path)}-journal", "rb") as file:
         return file.read(1) not in (b"", b"\0")
     return False
 

@@ -18,7 +18,7 @@ class WriterLock:
 
     def __init__(self, path: Path):
         """``path``: of the map. Raises MapError where another holds it, or where its folder cannot be written."""
-        self._path = path.with_name(f".{path.name}.lock")
+        self._path = lock_path(path)
         while True:
             try:
                 self._file = open(self._path, "a+", encoding="ascii")
@@ -49,8 +49,9 @@ class WriterLock:
     def release(self) -> None:
         """Let others write. Safe to call twice."""
         if not self._file.closed:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)  # while it is held, so that nobody can hold a file that is gone
+            if self._is_there():  # else it was removed, and another may hold a new one
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)  # while it is held, so that nobody can hold a file that is gone
             self._file.close()
 
     def _is_there(self) -> bool:
@@ -59,10 +60,16 @@ class WriterLock:
         return False
 
 
+def lock_path(path: Path) -> Path:
+    """One for all names that symbolic links give a map: SQLite follows them, too."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f".{real.name}.lock")
+
+
 def is_written(path: Path) -> bool:
     """True where some process writes to a map now. Leaves no file behind."""
     try:
-        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDONLY)
+        handle = os.open(lock_path(path), os.O_RDONLY)
     except OSError:
         return False
     try:

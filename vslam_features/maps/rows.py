@@ -31,6 +31,8 @@ def checksum(table: Table, values: list[Value]) -> int:
                 text = value.encode("utf-8")
                 parts += (b"t", _INTEGER(len(text)), text)
             elif kind is float:
+                if value != value:
+                    raise DataError(f"table {table.name}: a number is NaN, which SQLite does not store")
                 parts += (b"r", _REAL(value))
             elif value is None:
                 parts.append(b"n")
