@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -21,7 +22,9 @@ from .copy import Progress, copy_map
 from .keyframe_cache import KeyframeCache, nbytes_of
 from .quick_check import quick_check
 from .reader import MapReader
+from .rows import checksum
 from .store import KeyframeStore, entry_bytes
+from .tables import FEATURES, KEYFRAMES
 from .writer import MapWriter, require_models
 
 logger = logging.getLogger(__name__)
@@ -71,12 +74,17 @@ class FileStore(KeyframeStore):
         self._job: Callable[[], None] | None = None
         self._closing = self._closed = False
         self._problem, self._attempts, self._pending_bytes = "", 0, 0
-        self._writer = None if read_only else MapWriter(self.path, models, create)
+        self._slow = self._cut = self._told = ""
+        self._writer, self._reader = None if read_only else MapWriter(self.path, models, create), None
         try:
             self._reader = MapReader(self.path)
             require_models(self.path, self._reader.identities, models)
             self._headers = [] if create else quick_check(self._reader)
+            self._file = self._stat()
+            self._size = 0 if read_only else self._file.st_size  # to a reader a rollback of the writer looks like a cut
         except BaseException:
+            if self._reader is not None:
+                self._reader.close()
             if self._writer is not None:
                 self._writer.close()
             raise
@@ -115,10 +123,20 @@ class FileStore(KeyframeStore):
 
     def check(self, keyframe: Keyframe) -> None:
         """See :meth:`KeyframeStore.check`."""
-        f = keyframe.features
+        f, pose = keyframe.features, keyframe.pose
+        if f.model != self.models.features:
+            raise DataError(f"{self.path} is a map of {self.models.features}, it takes no features of {f.model}")
         for name, array in (("scores", f.scores), ("descriptors", f.descriptors)):
             if not finite(array):
                 raise DataError(f"{name} of {f.model} are not finite: the keyframe is not stored")
+        for name, array in (("descriptors", f.descriptors), ("thumbnail", keyframe.thumbnail)):
+            column = FEATURES.array[name]
+            if array is not None and not (array.dtype.name in column.dtypes and column.fits(array.shape)):
+                raise DataError(f"{name} of {array.dtype} {array.shape}: no map takes such, the keyframe is not stored")
+        if not math.isfinite(f.pixel_scale):
+            raise DataError(f"pixel_scale {f.pixel_scale} of {f.model}: the keyframe is not stored")
+        texts = [keyframe.frame_id, f.recovered, *([pose.frame_id] if pose is not None else [])]
+        checksum(KEYFRAMES, [int(keyframe.stamp_ns), *texts])  # raises for what has no bytes
 
     def put(self, entry: MapEntry) -> None:
         """See :meth:`KeyframeStore.put`."""
@@ -131,26 +149,39 @@ class FileStore(KeyframeStore):
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """See :meth:`KeyframeStore.wait_for_room`. A slow disk gets two seconds."""
+        """See :meth:`KeyframeStore.wait_for_room`. A slow disk gets two seconds, once until half of what waits is gone.
+
+        Else each keyframe would hold up the images for as long.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._pending) < self._queue or self._problem, ROOM_S)
+            if self._closing:
+                raise MapError(f"{self.path} is closed")
+            if not self._slow:
+                self._changed.wait_for(lambda: len(self._pending) < self._queue or self._problem, ROOM_S)
             if len(self._pending) >= self._queue:
-                why = self._problem or "the disk is too slow"
+                if not self._problem:
+                    self._slow = "the disk is too slow"
+                why = self._problem or self._slow
                 raise MapError(f"{len(self._pending)} keyframes wait to be stored, no more are taken: {why}")
 
     def flush(self, timeout_s: float | None = None) -> None:
         """See :meth:`KeyframeStore.flush`."""
         with self._changed:
-            attempts = self._attempts
+            attempts, newest = self._attempts, next(reversed(self._pending), -1)  # more may come, without an end
             self._changed.notify_all()  # tried again now, so that the reason is that of now
 
+            def left() -> int:
+                return sum(kf_id <= newest for kf_id in self._pending)
+
             def done() -> bool:
-                return not self._pending or self._closed or (bool(self._problem) and self._attempts > attempts)
+                return not left() or self._closed or (bool(self._problem) and self._attempts > attempts)
 
             finished = self._changed.wait_for(done, timeout_s)
-            if self._pending:
-                why = self._problem if finished else f"the disk has not taken them within {timeout_s:.0f} s"
-                raise MapError(f"{self.path}: {len(self._pending)} keyframes are not stored: {why}")
+            if left():
+                why = self._problem or "the map was closed"
+                if not finished:
+                    why = f"the disk has not taken them within {timeout_s:.0f} s"
+                raise MapError(f"{self.path}: {left()} keyframes are not stored: {why}")
 
     def copy(self, target: Path, progress: Progress | None = None) -> int:
         """Copy the map, see :func:`~.copy.copy_map`, with all that was put before. Writing goes on meanwhile.
@@ -158,7 +189,11 @@ class FileStore(KeyframeStore):
         Returns the bytes of the copy. Raises MapError.
         """
         if self.read_only:
+            if self.astray:
+                raise MapError(self.astray)
             return copy_map(self.path, target, progress)
+        if self.astray and self._cut:
+            raise MapError(self._cut)
         self.flush()
         done, result = threading.Event(), []
 
@@ -177,7 +212,8 @@ class FileStore(KeyframeStore):
 
         with self._changed:
             if self._closing or self._job is not None:
-                raise MapError(f"{self.path}: {'closed' if self._closing else 'a copy is being made already'}")
+                why = "it was left meanwhile, for another map or session" if self._closing else "a copy is being made"
+                raise MapError(f"{self.path} is not copied, call again: {why}")
             self._job = job
             self._changed.notify_all()
         done.wait()
@@ -187,9 +223,12 @@ class FileStore(KeyframeStore):
 
     def close(self) -> None:
         """See :meth:`KeyframeStore.close`."""
+        lost = "" if self.read_only or self._closed else self.astray
         try:
             if not self.read_only and not self._closed:
                 self.flush()
+            if lost and len(self._writer):
+                raise MapError(lost)
         finally:
             with self._changed:
                 self._closing = True
@@ -199,7 +238,9 @@ class FileStore(KeyframeStore):
             if self._writer is not None:
                 self._writer.close()
             self._reader.close()
-            self._closed = True
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
 
     @property
     def nbytes(self) -> int:
@@ -216,7 +257,28 @@ class FileStore(KeyframeStore):
     @property
     def problem(self) -> str:
         """See :attr:`KeyframeStore.problem`."""
-        return self._problem
+        return self._problem or self._slow
+
+    @property
+    def astray(self) -> str:
+        """See :attr:`KeyframeStore.astray`. SQLite itself would write on into a file that has no name any more."""
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return f"{self.path} was removed or renamed by another program: {self._advice}"
+        except OSError as error:
+            return f"{self.path}: {error.strerror or error}"
+        if not os.path.samestat(now, self._file):
+            return f"another file has taken the place of {self.path}: {self._advice}"
+        if now.st_size < self._size:  # for good: the next keyframe would make it as long again, with a hole
+            self._cut = f"{self.path} was cut short by another program: 'map recover' saves what is intact of it"
+        return self._cut
+
+    @property
+    def _advice(self) -> str:
+        if self.read_only:
+            return "places are recognised in the one that was opened, until it is left"
+        return "what is mapped is lost when it is left; save the running map to another file"
 
     @property
     def file_bytes(self) -> int:
@@ -224,6 +286,12 @@ class FileStore(KeyframeStore):
         with contextlib.suppress(OSError):
             return os.path.getsize(self.path)
         return 0
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return os.stat(self.path)
+        except OSError as error:
+            raise MapError(f"{self.path}: {error.strerror or error}") from error
 
     # -- the writer's thread ---------------------------------------------------------------
 
@@ -246,8 +314,13 @@ class FileStore(KeyframeStore):
             entries = self._batch()
         if not entries:
             return False
+        if (astray := self.astray) != self._told:
+            self._told = astray
+            if astray:
+                logger.error("%s", astray)
         try:
             self._append(entries)
+            self._size = max(self._size, self.file_bytes)
         except Exception as error:  # whatever it is, the thread goes on and the user is told
             with self._changed:
                 if str(error) != self._problem:
@@ -263,6 +336,8 @@ class FileStore(KeyframeStore):
             if self._problem:
                 logger.info("keyframes are stored again")
             self._problem, self._attempts = "", self._attempts + 1
+            if len(self._pending) <= self._queue // 2:
+                self._slow = ""
             self._changed.notify_all()
         return True
 

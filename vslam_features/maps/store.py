@@ -84,6 +84,11 @@ class KeyframeStore(ABC):
         return ""
 
     @property
+    def astray(self) -> str:
+        """Why the open file is not the one of its name, or not whole; empty where all is well."""
+        return ""
+
+    @property
     def file_bytes(self) -> int:
         """Size of the file."""
         return 0
