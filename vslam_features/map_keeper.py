@@ -15,10 +15,13 @@ from pathlib import Path
 from .config import Config
 from .errors import ConfigError, MapError, VslamFeaturesError
 from .frontend import FrontEnd
+from .maps.keyframe_map import KeyframeMap
 from .running_map import MapStatus, RunningMap, count
 from .session_files import SessionFiles
 
 logger = logging.getLogger(__name__)
+
+_NEEDS_LOOPS = "localisation needs loops.enabled: true, by which places are recognised"
 
 
 class MapKeeper:
@@ -47,7 +50,7 @@ class MapKeeper:
         self._config = front_end.config
         self._sessions = SessionFiles(self._config.map.keep_sessions)
         self._running = RunningMap(front_end.keyframes, own=True)
-        self._last_save, self._saved_at = "", math.nan
+        self._last_save, self._saved_at, self._lost = "", math.nan, ""
 
     @property
     def path(self) -> Path | None:
@@ -78,8 +81,10 @@ class MapKeeper:
         target, running = absolute(path), self._running
         there = len(running.keyframes) if not running.localises else running.keyframes.first_id
         running.keyframes.flush()
-        if running.is_in(target):
+        if running.is_in(target) and not running.astray:
             where, stored = f"{target}, the running map", running.keyframes.stored
+        elif running.astray and target.exists() and target == running.path:
+            raise MapError(running.astray)
         else:
             where, stored = str(target), running.copy(target, self._front_end.map_models, self._progress)
         text = f"{count(stored)} in {where}, {target.stat().st_size / 1e6:.1f} MB"
@@ -92,12 +97,17 @@ class MapKeeper:
         """Replace the running map by the one in a file, in the mode of now. That is checked before."""
         target, running = absolute(path), self._running
         if running.is_in(target) and not running.localises:
+            if running.astray:
+                raise MapError(f"{running.astray}, reset, and call again")
             return f"{running}; it is the running map already"
         if not target.is_file():
             raise MapError(f"{target}: no such file; set map_path to a map that is there")
+        try:
+            running.keyframes.flush()  # what the disk does not take now would be lost
+        except MapError as error:
+            raise MapError(f"{error}; the running map stays, a reset gives up what is not stored") from error
         new = self._open(target, localise=running.localises)
-        self._exchange(lambda _: new)
-        return str(new)
+        return f"{new}{self._exchange(lambda _: new)}"
 
     def set_localization(self, on: bool) -> str:
         """Only recognise places of the running map, or go on to add to it."""
@@ -106,6 +116,8 @@ class MapKeeper:
             return f"{running}; nothing changed"
         if running.path is None:
             raise MapError(f"the map cannot be localised in: {running.warning}; save it, and load it")
+        if running.astray:
+            raise MapError(running.astray)
         running.keyframes.flush()  # most of it while images are still processed
 
         def reopened(now: RunningMap) -> RunningMap:
@@ -115,8 +127,8 @@ class MapKeeper:
                     raise MapError(f"{now.path} has no keyframe yet: nothing to localise in")
             return self._reopened(now, localise=on)
 
-        self._exchange(reopened)
-        return str(self._running)
+        lost = self._exchange(reopened)
+        return f"{self._running}{lost}"
 
     def reset(self, forget: bool) -> bool:
         """A new session; call it between frames. True where ids count from the beginning of the session again.
@@ -127,9 +139,10 @@ class MapKeeper:
         running = self._running
         if running.localises:
             return self._forget_located(running)
-        self._end(running)
-        reason = "reset"
-        if not (forget or running.own):
+        reason = running.astray
+        lost = self._end(running)
+        self._lost = lost and f"keyframes were lost at a reset: {lost}"
+        if not (forget or running.own or reason):
             try:
                 self._use(self._reopened(running, localise=False))
                 return False
@@ -138,7 +151,7 @@ class MapKeeper:
                 reason = str(error)
         new = self._new_session()
         if not (running.own or new.warning):
-            new = replace(new, warning=f"the map is {new.path} since {running.path} was left ({reason})")
+            new = replace(new, warning=f"the map is {new.path} since {running.path} was left ({reason or 'reset'})")
         self._use(new)
         return True
 
@@ -152,16 +165,21 @@ class MapKeeper:
 
     def status(self) -> MapStatus:
         """What there is now."""
-        return self._running.status(self._last_save, time.monotonic() - self._saved_at)
+        status = self._running.status(self._last_save, time.monotonic() - self._saved_at)
+        return replace(status, warning="; ".join(filter(None, (status.warning, self._lost))))
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _exchange(self, opened: Callable[[RunningMap], RunningMap]) -> None:
-        """Replace the running map by another, which must open first; the old one is closed when images go on."""
+    def _exchange(self, opened: Callable[[RunningMap], RunningMap]) -> str:
+        """Replace the running map by another, which must open first; the old one is closed when images go on.
+
+        What to add to the answer: why keyframes of the old one are lost, where they are.
+        """
         with self._between_frames():
             old = self._running  # only now: a reset may have come first
             self._use(opened(old))
-        self._end(old)
+        lost = self._end(old)
+        return lost and f"; keyframes of the map before it are lost: {lost}"
 
     def _use(self, running: RunningMap) -> None:
         try:
@@ -173,25 +191,51 @@ class MapKeeper:
         self._running = running
         self._exchanged()
 
-    def _end(self, running: RunningMap) -> None:
+    def _end(self, running: RunningMap) -> str:
+        """Close a map; why keyframes are lost, where they are."""
         try:
             running.close()
         except MapError as error:
             logger.error("keyframes are lost: %s", error)
+            return str(error)
+        return ""
 
-    def _open(self, path: Path, **options) -> RunningMap:
-        return RunningMap.open(path, self._config, self._front_end.map_models, **options)
+    def _open(self, path: Path, *, localise: bool = False, **options) -> RunningMap:
+        models = self._front_end.map_models
+        running = RunningMap.open(path, self._config, models, localise=localise, **options)
+        if localise:
+            try:
+                self._require_places(running)
+            except BaseException:
+                running.close()
+                raise
+        return running
+
+    def _require_places(self, running: RunningMap) -> None:
+        """Raises for a localisation that could never recognise anything."""
+        if not self._config.loops.enabled:
+            raise ConfigError(_NEEDS_LOOPS)
+        if not len(running.keyframes):
+            raise MapError(f"{running.path} has no keyframe yet: nothing to localise in")
+        if next(iter(running.keyframes.global_descriptors()), None) is None:
+            raise MapError(
+                f"{running.path} cannot be localised in: none of its keyframes has a global descriptor (it was made "
+                "with loops.enabled: false)"
+            )
 
     def _reopened(self, running: RunningMap, localise: bool) -> RunningMap:
         return self._open(running.path, localise=localise, own=running.own, warning=running.warning)
 
     def _forget_located(self, running: RunningMap) -> bool:
+        # The file stays open: it may be gone, or another may be there by now.
+        again = replace(running, keyframes=KeyframeMap(running.keyframes.store))
         try:
-            self._use(self._reopened(running, localise=True))
-        except VslamFeaturesError as error:  # the file may be gone; the one that is open can be read on
+            self._front_end.use_map(again.keyframes)
+        except VslamFeaturesError as error:
             logger.error("keyframes of this localisation are not forgotten: %s", error)
             return False
-        self._end(running)
+        self._running = again
+        self._exchanged()
         return True
 
     def _new_session(self) -> RunningMap:
@@ -209,11 +253,16 @@ def check_map(config: Config) -> None:
         if config.mode == "localization":
             raise ConfigError("mode: localization needs a map: set map_path to its file")
         return
+    if config.mode == "localization" and not config.loops.enabled:
+        raise ConfigError(_NEEDS_LOOPS)
     folder = absolute(config.map_path).parent
     if not folder.is_dir():
         raise ConfigError(f"map_path: the folder {folder} does not exist; create it, or leave map_path empty")
 
 
 def absolute(path: str | Path) -> Path:
-    """A path as it was meant, ``~`` included."""
-    return Path(os.path.abspath(Path(path).expanduser()))
+    """A path as it was meant, ``~`` included. Raises ConfigError where that has no meaning."""
+    try:
+        return Path(os.path.abspath(Path(path).expanduser()))
+    except RuntimeError as error:
+        raise ConfigError(f"map_path {path}: {str(error).rstrip('.')}") from error

@@ -19,6 +19,7 @@ from .maps.lock import WriterLock
 from .maps.placing import placed_file
 from .maps.reader import MapReader
 from .maps.writer import MapWriter
+from .session_files import in_use
 from .types import MapModels
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,15 @@ class MapStatus:
 
 @dataclass(frozen=True)
 class RunningMap:
-    """``own``: a file of this run in the state folder, or memory; else a file that somebody named."""
+    """``own``: a file of this run in the state folder, or memory; else a file that somebody named.
+
+    ``mark``: keeps other runs from removing a file of this run that is only read.
+    """
 
     keyframes: KeyframeMap
     own: bool
     warning: str = ""
+    mark: WriterLock | None = None
 
     @classmethod
     def open(
@@ -72,7 +77,7 @@ class RunningMap:
         cache_bytes, queue = config.map.cache_mb << 20, config.map.queue
         store = FileStore(path, models, read_only=localise, create=create, cache_bytes=cache_bytes, queue=queue)
         try:
-            return cls(KeyframeMap(store), own, warning)
+            return cls(KeyframeMap(store), own, warning, _mark(path) if own and localise else None)
         except BaseException:
             with contextlib.suppress(MapError):
                 store.close()
@@ -106,6 +111,11 @@ class RunningMap:
             if k.first_id
             else f"{self.path} is new"
         )
+
+    @property
+    def astray(self) -> str:
+        """Why its file is not the one of its name, or not whole; empty where all is well."""
+        return self.keyframes.store.astray
 
     def is_in(self, path: Path) -> bool:
         """Whether that is its file."""
@@ -141,14 +151,18 @@ class RunningMap:
 
         Raises MapError for keyframes that are lost. Safe to call twice.
         """
-        self.keyframes.close()
+        try:
+            self.keyframes.close()
+        finally:
+            if self.mark is not None:
+                self.mark.release()
         if self.own and self.path is not None and not len(self.keyframes):
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
     def status(self, last_save: str, last_save_age_s: float) -> MapStatus:
         """Of now."""
-        keyframes, store = self.keyframes, self.keyframes.store
+        keyframes, store, astray = self.keyframes, self.keyframes.store, self.astray
         return MapStatus(
             path="" if store.path is None else str(store.path),
             mode="localization" if self.localises else "mapping",
@@ -158,11 +172,17 @@ class RunningMap:
             waiting=store.waiting,
             file_bytes=store.file_bytes,
             memory_bytes=keyframes.nbytes,
-            problem=store.problem,
-            warning=self.warning,
+            problem=store.problem or ("" if self.localises else astray),
+            warning=self.warning or (astray if self.localises else ""),
             last_save=last_save,
             last_save_age_s=last_save_age_s,
         )
+
+
+def _mark(path: Path) -> WriterLock | None:
+    with contextlib.suppress(MapError):
+        return in_use(path)
+    return None
 
 
 def count(keyframes: int) -> str:

@@ -17,8 +17,8 @@ from .store import KeyframeStore, entry_bytes
 
 logger = logging.getLogger(__name__)
 
-LOCALISATION_KEEPS = 64
-"""Keyframes of a localisation that stay readable. More than may wait for loop closure."""
+LOCALISATION_KEEPS = 32
+"""Keyframes of a localisation that stay readable. More than may wait for loop closure; dense ones have 2 MB each."""
 _GRACE_S = 0.5  # that a flush waits for keyframes whose loops are being closed
 
 
