@@ -287,6 +287,8 @@ class FrontEndNode(LifecycleNode):
         response.success = True
         if status.mode == "mapping":
             stay = f"; they stay in {status.path}" if status.path and status.keyframes else ""
+            if stay and status.problem:
+                stay = f"; {status.stored} stay in {status.path}, others are lost unless that ends: {status.problem}"
             response.message = f"{status.keyframes} keyframes are forgotten; ids count from 0 again{stay}"
         else:
             count = status.keyframes - status.first_id

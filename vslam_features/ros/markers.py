@@ -18,16 +18,25 @@ _BLUE = ColorRGBA(r=0.2, g=0.5, b=1.0, a=1.0)
 _GREEN = ColorRGBA(r=0.1, g=0.9, b=0.2, a=1.0)
 _ORANGE = ColorRGBA(r=1.0, g=0.6, b=0.0, a=1.0)
 
+MAX_POINTS = 50_000
+"""Of a marker, the newest: a localisation goes on for days. Even, since lines have two."""
+
 
 @dataclass
 class _Shape:
-    """A marker to be; its points are only appended to, and never change."""
+    """A marker to be; its points are appended at the end and leave at the start, and never change."""
 
     kind: int
     width: float
     colour: ColorRGBA
     header: Header | None = None
     points: list[Point] = field(default_factory=list)
+
+    def add(self, *points: Point) -> None:
+        """Append; in steps, the oldest leave."""
+        self.points += points
+        if len(self.points) >= MAX_POINTS + MAX_POINTS // 10:
+            del self.points[:-MAX_POINTS]
 
     def marker(self, name: str) -> Marker:
         marker = Marker(header=self.header, ns=name, type=self.kind, action=Marker.ADD, color=self.colour)
@@ -56,8 +65,8 @@ class Markers:
             return
         point = _point(keyframe)
         with self._lock:
-            self._get(keyframe, "path", Marker.LINE_STRIP, 0.02, _GREY).points.append(point)
-            self._get(keyframe, "keyframes", Marker.POINTS, 0.06, _BLUE).points.append(point)
+            self._get(keyframe, "path", Marker.LINE_STRIP, 0.02, _GREY).add(point)
+            self._get(keyframe, "keyframes", Marker.POINTS, 0.06, _BLUE).add(point)
 
     def add_loops(self, result: Loops, keyframe: Callable[[int], Keyframe]) -> None:
         """The judged loops of a keyframe."""
@@ -71,7 +80,7 @@ class Markers:
             name, colour = ("ambiguous", _ORANGE) if ambiguous else ("loops", _GREEN)
             with self._lock:
                 shape = self._get(result.keyframe, name, Marker.LINE_LIST, 0.03, colour)
-                shape.points += [_point(result.keyframe), _point(ref)]
+                shape.add(_point(result.keyframe), _point(ref))
 
     def clear(self) -> None:
         """Remove all of them."""
