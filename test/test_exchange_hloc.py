@@ -14,6 +14,7 @@ from vslam_features.errors import MapDamagedError, MapError, MapFileError, Plugi
 from vslam_features.exchange.hloc import export_hloc
 from vslam_features.exchange.hloc_import import import_hloc
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry, MapModels, ModelIdentity, PairKind, Status
 
@@ -26,6 +27,7 @@ def entries(count: int = 3):
     out, keyframes = [], []
     for i in range(count):
         place = np.random.default_rng(i).normal(size=16).astype(np.float32)
+        place /= np.linalg.norm(place)
         kf = keyframe(i, 12 + i, global_descriptor=place)
         found = []
         if keyframes:
@@ -297,11 +299,36 @@ def test_bad_matches_are_named(tmp_path, found, message):
     assert "m.h5, group a/b" in str(caught.value) and not (tmp_path / "new.vmap").exists()
 
 
-def test_global_descriptors_that_are_missing_or_of_two_lengths_are_named(tmp_path):
+def test_a_keyframe_without_a_global_descriptor_comes_back_without(tmp_path):
+    what = entries()
+    object.__setattr__(what[1].keyframe, "global_descriptor", None)
+    target = tmp_path / "new.vmap"
+    assert take(export(tmp_path, what), target, model=IDENTITY, global_model=GLOBAL) == 3
+    with MapReader(target) as reader:
+        assert [kf_id for kf_id, _ in reader.global_descriptors()] == [0, 2]
+        assert reader.keyframe(1).global_descriptor is None and len(reader.pairs(1)) == 1
+    assert not verify(target).damaged
+
+
+def test_global_descriptors_are_of_unit_length_in_the_map(tmp_path):
+    as_hloc(tmp_path / "f.h5", {"a": image(0), "b": image(1), "c": image(2)})
+    places = {"a": np.full(4, 3, np.float32), "b": np.full(4, 0.5, np.float32), "c": np.zeros(4, np.float32)}
+    as_hloc(tmp_path / "g.h5", {name: {"global_descriptor": place} for name, place in places.items()})
+    import_hloc(tmp_path / "f.h5", tmp_path / "new.vmap", global_descriptors=tmp_path / "g.h5")
+    with MapReader(tmp_path / "new.vmap") as reader:
+        assert [d.tolist() for _, d in reader.global_descriptors()] == [[0.5] * 4, [0.5] * 4, [0] * 4]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MapFileError, match="f.h5: there is no such file"):
+        import_hloc(tmp_path / "f.h5", tmp_path / "new.vmap")
+
+
+def test_global_descriptors_of_other_images_or_of_two_lengths_are_named(tmp_path):
     as_hloc(tmp_path / "f.h5", {"a": image(0), "b": image(1)})
     place = np.ones(8, np.float32)
-    as_hloc(tmp_path / "g.h5", {"a": {"global_descriptor": place}})
-    with pytest.raises(MapFileError, match="g.h5, group b: global_descriptor is missing"):
+    as_hloc(tmp_path / "g.h5", {"c": {"global_descriptor": place}})
+    with pytest.raises(MapFileError, match="g.h5: no group 'a' .* of other images"):
         import_hloc(tmp_path / "f.h5", tmp_path / "new.vmap", global_descriptors=tmp_path / "g.h5")
     as_hloc(tmp_path / "g.h5", {"a": {"global_descriptor": place}, "b": {"global_descriptor": place[:5]}})
     with pytest.raises(MapFileError, match="g.h5, group b: the global descriptor has 5 numbers"):

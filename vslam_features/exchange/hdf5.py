@@ -90,6 +90,8 @@ class Hdf5File:
 def open_hdf5(path: Path) -> Iterator[Hdf5File]:
     """A file to read. Raises MapFileError where it is none."""
     library = h5py()
+    if not Path(path).is_file():
+        raise MapFileError(f"{path}: there is no such file; give the name of the file where it is called otherwise")
     try:
         file = library.File(path, "r")
     except _READ_ERRORS as error:

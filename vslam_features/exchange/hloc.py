@@ -107,7 +107,9 @@ def _placed_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     if os.path.lexists(folder) and not folder.is_dir():
         raise MapError(f"{folder} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise MapError(f"{folder} is there already and not empty: choose another name, or remove it")
+        raise MapError(
+            f"{folder} is there already and not empty: choose another folder, or let --force (overwrite) write into this one"
+        )
     part = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with write_errors(folder):

@@ -17,8 +17,9 @@ from ..half import exact_half
 from ..types import Features, Keyframe, MapEntry, MapModels, Matches, ModelIdentity, PairKind, PairResult
 from .hdf5 import Hdf5File, open_hdf5
 from .names import Progress, imported_model
-from .new_map import Alike, new_map
+from .new_map import Alike, new_map, unit_length
 
+PLACE = "global_descriptor"
 SECOND_NS = 1_000_000_000
 """Images of hloc have no stamps: the map counts seconds."""
 
@@ -40,7 +41,8 @@ def import_hloc(
     A keyframe's ``frame_id`` is the name of its image, its stamp its place in the order in seconds.
 
     Args:
-        features, global_descriptors, matches: HDF5 files. Matches are verified (uncalibrated), as hloc's are not.
+        features, global_descriptors, matches: HDF5 files. Matches are verified (uncalibrated), as hloc's are not. An
+            image may lack a global descriptor, as a keyframe may.
         images: names of those to take, in the order of the map; all, by name, where none are given.
         model, global_model: identities of what computed them. Without one the map gets an identity of its own, which
             nothing can be matched with.
@@ -53,6 +55,11 @@ def import_hloc(
         source = stack.enter_context(open_hdf5(Path(features)))
         places = stack.enter_context(open_hdf5(Path(global_descriptors))) if global_descriptors is not None else None
         names = _names(source, images)
+        if places is not None and not any(places.has(name, PLACE) for name in names):
+            raise MapFileError(
+                f"{places.path}: no group {names[0]!r} with a dataset {PLACE!r}, nor of another image: it is of other "
+                "images; name the right file, or leave it out"
+            )
         first = _features(source, names[0], ModelIdentity("features", "", "", ""))
         digest = hashlib.sha256(first.keypoints.tobytes() + first.descriptors.tobytes()).hexdigest()
         models = MapModels(
@@ -65,7 +72,7 @@ def import_hloc(
         alike = Alike()
         for kf_id, name in enumerate(names):
             found = _features(source, name, models.features)
-            place = None if places is None else places.array(name, "global_descriptor", "f", 1)
+            place = unit_length(places.array(name, PLACE, "f", 1)) if places and places.has(name, PLACE) else None
             keyframe = Keyframe(kf_id, kf_id * SECOND_NS, name, found, global_descriptor=place)
             at = f", group {name}"
             alike.require(keyframe, f"{source.path}{at}", f"{places.path if places else ''}{at}")

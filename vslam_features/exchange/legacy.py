@@ -21,7 +21,7 @@ from ..images import thumbnail
 from ..types import Features, Keyframe, MapEntry, MapModels, ModelIdentity, Pose
 from .array_pickle import native, read_array_pickle
 from .names import Progress, imported_model
-from .new_map import Alike, new_map
+from .new_map import Alike, new_map, unit_length
 from .npy_file import read_npy
 from .shelf import Shelf, find_shelf, open_shelf, shelf_name
 
@@ -105,6 +105,7 @@ class _TinyNav:
             embedding = self._array("embeddings", key, 1)
             if not embedding.any():
                 raise MapFileError(f"{self._others['embeddings'].path}, entry {key}: the embedding is zero")
+            embedding = unit_length(embedding)
         if key in self._others.get("infra1_images", ()):
             small = thumbnail(self._image(key))
         return Keyframe(kf_id, stamp, FRAME_ID, features, self._camera, pose, embedding, small)
@@ -137,7 +138,8 @@ class _TinyNav:
                     raise MapFileError(f"{shelf.path}, entry {key}: (H, W) was expected, got {_what(found)}")
                 return found.shape[1], found.shape[0]
         raise MapFileError(
-            f"{self._folder}: no shelf 'infra1_images' or 'depths' tells the size of the images; give image_size"
+            f"{self._folder}: no shelf 'infra1_images' or 'depths' tells the size of the images; "
+            "give image_size (--image-size 640x480)"
         )
 
     def _read_camera(self) -> Camera | None:

@@ -31,6 +31,13 @@ def new_map(target: Path, models: MapModels, *, overwrite: bool) -> Iterator[Map
             yield writer
 
 
+def unit_length(descriptor: np.ndarray) -> np.ndarray:
+    """A global descriptor as maps hold it: of length 1. One that is (within 1 %), or that is zero, stays as it is."""
+    d = descriptor.astype(np.float64)
+    norm = np.linalg.norm(d)
+    return descriptor if norm == 0 or abs(norm - 1) <= 1e-2 else (d / norm).astype(np.float32)
+
+
 class Alike:
     """Sees to it that all keyframes of a map can be compared."""
 
