@@ -64,10 +64,18 @@ def add_parser(subparsers) -> None:
     _target(verb, "the database, or the folder")
     verb.add_argument("--to", required=True, choices=("colmap", "hloc"), help="format")
 
-    example = "vslam-features map import outputs/ a.vmap --from hloc"
+    example = (
+        "vslam-features map import hloc/ a.vmap --from hloc\n"
+        "         vslam-features map import outputs/feats-superpoint-n4096-r1024.h5 a.vmap --from hloc "
+        "--global outputs/global-feats-netvlad.h5\n"
+        "         vslam-features map import tinynav_map/ a.vmap --from tinynav"
+    )
     verb = _verb(verbs, "import", "make a map of hloc's files, or of a map of tinynav", example)
     verb.add_argument(
-        "source", type=Path, metavar="SOURCE", help="hloc: features.h5 or its folder; tinynav: the folder"
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="hloc: the file of features, or a folder with features.h5; tinynav: the folder",
     )
     _target(verb)
     verb.add_argument("--from", dest="format", required=True, choices=("hloc", "tinynav"), help="format")

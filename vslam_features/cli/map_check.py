@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from itertools import islice
 
-from .map_write import megabytes
+from .map_write import megabytes, require_free, require_map
 from .progress import ProgressBar
 
 _SHOWN = 20
@@ -17,6 +17,7 @@ def verify(args) -> int:
     """Check a map, print the table; 1 where it is damaged."""
     from ..maps.verify import verify as verify_map
 
+    require_map(args.map)
     with ProgressBar(quiet=args.json, unit="rows") as bar:
         report = verify_map(args.map, bar)
     print(json.dumps(report.to_dict(), allow_nan=False) if args.json else _table(report))
@@ -41,7 +42,7 @@ def _table(report) -> str:
             lines += [f"    {finding}" for finding in findings[:_SHOWN]]
             lines += [f"    ... and {count - _SHOWN} more"] if count > _SHOWN else []
     lines += [f"  note: {note}" for note in report.notes]
-    if report.damaged and report.intact_keyframes.any():
+    if report.damaged and report.nbytes and (report.intact_keyframes.any() or not report.rows):
         lines.append(f"  save what is intact: vslam-features map recover {report.path} NEW.vmap")
     return "\n".join(lines)
 
@@ -56,6 +57,8 @@ def recover(args) -> int:
     from ..maps.reader import MapReader
     from ..maps.recover import recover as recover_map
 
+    require_map(args.map)
+    require_free(args)
     models = None
     if args.like:
         with MapReader(args.like) as reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import ConfigError, MapFileError
-from .map_write import megabytes
+from .map_write import megabytes, require_free, require_map
 from .progress import ProgressBar
 
 
@@ -27,6 +27,8 @@ def export_map(args) -> int:
         from ..exchange.colmap import export_colmap as export
     else:
         from ..exchange.hloc import export_hloc as export
+    require_map(args.map)
+    require_free(args)
     with MapReader(args.map) as reader, ProgressBar(unit="keyframes") as bar:
         count = export(reader, args.target, bar, overwrite=args.force)
     print(f"{args.target}: {count} images")
@@ -35,6 +37,8 @@ def export_map(args) -> int:
 
 def import_map(args) -> int:
     """Make a map of another format."""
+    _check_options(args)
+    require_free(args)
     models = _models(args.like)
     with ProgressBar(unit="keyframes") as bar:
         shared = {**models, "progress": bar, "overwrite": args.force}
@@ -43,12 +47,18 @@ def import_map(args) -> int:
     return 0
 
 
+def _check_options(args) -> None:
+    """Raises ConfigError for options of the other format."""
+    if args.format == "hloc" and args.image_size:
+        raise ConfigError("--image-size: is for maps of tinynav; hloc's files hold the sizes of images")
+    if args.format == "tinynav" and (args.places or args.matches):
+        raise ConfigError("--global, --matches: are for hloc; a map of tinynav is one folder")
+
+
 def _hloc(args, shared: dict) -> int:
     from ..exchange.hloc import FEATURES, GLOBAL, MATCHES
     from ..exchange.hloc_import import import_hloc
 
-    if args.image_size:
-        raise ConfigError("--image-size: is for maps of tinynav; hloc's files hold the sizes of images")
     folder = args.source if args.source.is_dir() else args.source.parent
     features = folder / FEATURES if args.source.is_dir() else args.source
     beside = {GLOBAL: args.places, MATCHES: args.matches}
@@ -61,8 +71,6 @@ def _hloc(args, shared: dict) -> int:
 def _tinynav(args, shared: dict) -> int:
     from ..exchange.legacy import import_legacy
 
-    if args.places or args.matches:
-        raise ConfigError("--global, --matches: are for hloc; a map of tinynav is one folder")
     return import_legacy(args.source, args.target, image_size=_size(args.image_size), **shared)
 
 

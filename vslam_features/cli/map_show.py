@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
-from .map_write import megabytes
+from .map_write import megabytes, require_map
 
 
 def info(args) -> int:
     """Print what a map holds."""
     from ..maps.summary import summarise
 
+    require_map(args.map)
     numbers = summarise(args.map)
     if args.sheet:
         from ..maps.reader import MapReader
