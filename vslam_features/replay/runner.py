@@ -101,7 +101,12 @@ def check_map_file(path: str | Path | None, mode: str) -> None:
         raise ConfigError(f"map_mode: expected {', '.join(MAP_MODES)}, got {mode}")
     if path is None:
         return
-    there = os.path.lexists(absolute(path))
+    file = absolute(path)
+    there = os.path.lexists(file)
+    if file.is_dir():
+        raise MapError(f"{path} is a folder; a map is a file: give the name of one in it, such as {path}/house.vmap")
+    if not file.parent.is_dir():
+        raise MapError(f"{path}: the folder {file.parent} does not exist; create it, or name a map in another one")
     if mode == "new" and there:
         raise MapError(
             f"{path}: is there already; add to it with --map-mode continue, localise in it with --map-mode localize, "
