@@ -108,7 +108,8 @@ def _placed_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         raise MapError(f"{folder} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise MapError(
-            f"{folder} is there already and not empty: choose another folder, or let --force (overwrite) write into this one"
+            f"{folder} is there already and not empty: choose another folder, or let --force (overwrite) write into "
+            "this one"
         )
     part = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
