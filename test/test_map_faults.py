@@ -141,6 +141,25 @@ def test_what_happens_to_the_file_of_a_running_map_is_told(tmp_path, happens, to
         keeper.close()
 
 
+def test_a_file_that_grows_while_it_is_looked_at_is_not_cut_short(tmp_path, monkeypatch):
+    store, stat = FileStore(tmp_path / "a.vmap", MODELS, create=True), os.stat
+    caller, grown = threading.current_thread(), []
+
+    def late(path, **options):
+        found = stat(path, **options)
+        if threading.current_thread() is caller and not grown:
+            grown.append(found.st_size)
+            store.put(MapEntry(small(0, features=helpers.features(np.zeros((1000, 64), np.float32)))))
+            store.flush()  # between the look and the comparison
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_store.os, "stat", late)
+        assert store.astray == ""
+    assert store.file_bytes > grown[0] and store.astray == ""
+    store.close()
+
+
 def test_a_map_that_was_removed_can_be_saved_under_its_own_name(tmp_path):
     keeper = started(map_path=tmp_path / "a.vmap")
     walk(keeper, 3)

@@ -262,6 +262,7 @@ class FileStore(KeyframeStore):
     @property
     def astray(self) -> str:
         """See :attr:`KeyframeStore.astray`. SQLite itself would write on into a file that has no name any more."""
+        size = self._size  # before the look at the file, which grows meanwhile
         try:
             now = os.stat(self.path)
         except FileNotFoundError:
@@ -270,7 +271,7 @@ class FileStore(KeyframeStore):
             return f"{self.path}: {error.strerror or error}"
         if not os.path.samestat(now, self._file):
             return f"another file has taken the place of {self.path}: {self._advice}"
-        if now.st_size < self._size:  # for good: the next keyframe would make it as long again, with a hole
+        if now.st_size < size:  # for good: the next keyframe would make it as long again, with a hole
             self._cut = f"{self.path} was cut short by another program: 'map recover' saves what is intact of it"
         return self._cut
 
