@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,6 +155,21 @@ def test_parts_that_are_missing_are_none(tmp_path):
         kf = reader.keyframe(0)
         assert kf.pose is None and kf.camera is None and kf.global_descriptor is None
         assert reader.models.global_descriptor is None
+
+
+def test_descriptors_are_shaped_as_those_of_the_models_that_are_claimed(tmp_path):
+    write(tmp_path / "old")
+    assert import_legacy(tmp_path / "old", tmp_path / "new.vmap", model=SUPERPOINT) == 3
+    with MapReader(tmp_path / "new.vmap") as reader:
+        like = reader.keyframe(0)
+    assert import_legacy(tmp_path / "old", tmp_path / "again.vmap", model=SUPERPOINT, like=like) == 3
+    other = replace(like, features=replace(like.features, descriptors=like.features.descriptors[:, :7]))
+    with pytest.raises(MapFileError, match="descriptors are of length .*, those of the map whose models it names"):
+        import_legacy(tmp_path / "old", tmp_path / "third.vmap", model=SUPERPOINT, like=other)
+    other = replace(like, global_descriptor=like.global_descriptor[:5])
+    with pytest.raises(MapFileError, match="has 768 numbers, that of the map whose models it names 5"):
+        import_legacy(tmp_path / "old", tmp_path / "third.vmap", model=SUPERPOINT, like=other)
+    assert not (tmp_path / "third.vmap").exists()
 
 
 def test_the_size_of_the_images_must_come_from_somewhere(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ConfigError, MapFileError
@@ -82,7 +83,13 @@ def _models(like: Path | None) -> dict:
     with MapReader(like) as reader:
         if reader.models is None:
             raise MapFileError(f"--like {like}: the map has no keyframes, and so names no models")
-        return {"model": reader.models.features, "global_model": reader.models.global_descriptor}
+        first = reader.keyframe(0)
+        place = next((d for _, d in reader.global_descriptors()), None)
+        return {
+            "model": reader.models.features,
+            "global_model": reader.models.global_descriptor,
+            "like": replace(first, global_descriptor=place),
+        }
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

@@ -33,6 +33,7 @@ def import_hloc(
     images: Sequence[str] | None = None,
     model: ModelIdentity | None = None,
     global_model: ModelIdentity | None = None,
+    like: Keyframe | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> int:
@@ -46,6 +47,7 @@ def import_hloc(
         images: names of those to take, in the order of the map; all, by name, where none are given.
         model, global_model: identities of what computed them. Without one the map gets an identity of its own, which
             nothing can be matched with.
+        like: a keyframe of those models, whose descriptors have the shape that these must have.
     Raises:
         MapFileError: something is missing, damaged or not what hloc writes; the message names the file and the group.
         MapError: the target is there (and not ``overwrite``) or cannot be written. No target is left in either case.
@@ -69,7 +71,7 @@ def import_hloc(
         pairs = _Pairs(stack.enter_context(open_hdf5(Path(matches))), names) if matches is not None else None
         writer = stack.enter_context(new_map(Path(target), models, overwrite=overwrite))
         keypoints: list[np.ndarray] = []
-        alike = Alike()
+        alike = Alike(like)
         for kf_id, name in enumerate(names):
             found = _features(source, name, models.features)
             place = unit_length(places.array(name, PLACE, "f", 1)) if places and places.has(name, PLACE) else None

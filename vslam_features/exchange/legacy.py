@@ -36,6 +36,7 @@ def import_legacy(
     model: ModelIdentity | None = None,
     global_model: ModelIdentity | None = None,
     image_size: tuple[int, int] | None = None,
+    like: Keyframe | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> int:
@@ -45,6 +46,7 @@ def import_legacy(
         source: the folder of the map, or its shelf ``features`` (by that name or one of its files).
         model, global_model: identities of what computed the features and the embeddings. Without one the map gets an
             identity of its own, which nothing can be matched with.
+        like: a keyframe of those models, whose descriptors have the shape that these must have.
         image_size: (width, height), where the map holds neither images nor depths that tell it.
     Raises:
         MapFileError: something is missing, damaged, or not what the layout says; the message names the file and entry.
@@ -62,7 +64,7 @@ def import_legacy(
             (global_model or imported_model("global", "tinynav", tiny.content)) if "embeddings" in others else None,
         )
         writer = stack.enter_context(new_map(Path(target), models, overwrite=overwrite))
-        alike = Alike()
+        alike = Alike(like)
         for kf_id, stamp in enumerate(tiny.stamps):
             keyframe = tiny.keyframe(kf_id, stamp, models.features)
             at = f", entry {stamp}"

@@ -39,28 +39,28 @@ def unit_length(descriptor: np.ndarray) -> np.ndarray:
 
 
 class Alike:
-    """Sees to it that all keyframes of a map can be compared."""
+    """Sees to it that all keyframes of a map can be compared, also with ``like``, a keyframe of another map."""
 
-    def __init__(self):
-        self._descriptors: np.ndarray | None = None
-        self._global_length: int | None = None
+    def __init__(self, like: Keyframe | None = None):
+        self._whose = "the first image" if like is None else "the map whose models it names"
+        self._descriptors = None if like is None else like.features.descriptors
+        place = None if like is None else like.global_descriptor
+        self._global_length = None if place is None else place.size
 
     def require(self, keyframe: Keyframe, features_at: str, global_at: str) -> None:
-        """Raises MapFileError where descriptors are not as those of the first keyframe.
+        """Raises MapFileError where descriptors are not as those of the first keyframe, or of ``like``.
 
         ``features_at``, ``global_at``: where they were read, for the message.
         """
         found, place = keyframe.features.descriptors, keyframe.global_descriptor
         first = self._descriptors = found if self._descriptors is None else self._descriptors
         if _kind(found) != _kind(first):
-            raise MapFileError(
-                f"{features_at}: descriptors are {_told(found)}, those of the first image {_told(first)}"
-            )
+            raise MapFileError(f"{features_at}: descriptors are {_told(found)}, those of {self._whose} {_told(first)}")
         if place is not None:
             length = self._global_length = self._global_length or place.size
             if place.size != length:
                 raise MapFileError(
-                    f"{global_at}: the global descriptor has {place.size} numbers, the first one {length}"
+                    f"{global_at}: the global descriptor has {place.size} numbers, that of {self._whose} {length}"
                 )
 
 
