@@ -15,7 +15,7 @@ from .array_pickle import MAX_BYTES, TYPE_CODE, native, read_array_pickle
 # As numpy writes it. Its own reader evaluates the text as Python, within limits that depend on its version.
 _HEAD = re.compile(
     rb"\x93NUMPY(?:\x01\x00..|\x02\x00....)"
-    rb"\{'descr': '(?P<type>[^']{1,8})', 'fortran_order': (?P<fortran>True|False), "
+    rb"\{'descr': '(?P<type>[ -&(-~]{1,8})', 'fortran_order': (?P<fortran>True|False), "
     rb"'shape': \((?P<shape>(?:[0-9]{1,15}(?:, [0-9]{1,15}){0,9},?)?)\), \} *\n",
     re.DOTALL,
 )
