@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from _map_data import MODELS, arrays_of, arrays_of_keyframe
 
-from vslam_features.maps.file_store import BATCH
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.write_queue import BATCH
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry
 

@@ -11,9 +11,10 @@ import pytest
 from power_cut.entries import MODELS, assert_same, entry
 
 from vslam_features.errors import MapError
-from vslam_features.maps import file_store
-from vslam_features.maps.file_store import BATCH, FileStore
+from vslam_features.maps import write_queue
+from vslam_features.maps.file_store import FileStore
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.write_queue import BATCH, WriteQueue
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry
 
@@ -51,7 +52,7 @@ def test_entries_that_had_to_wait_share_transactions_in_order(tmp_path, gate):
 
 
 def test_a_transaction_holds_no_more_bytes_than_its_cache(tmp_path, gate, monkeypatch):
-    monkeypatch.setattr(file_store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(write_queue, "BATCH_BYTES", 1)
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
     for n in range(5):
         store.put(entry(n))
@@ -93,10 +94,10 @@ def test_a_disk_that_fails_within_a_batch_stores_nothing_twice(tmp_path, monkeyp
         append(self, *entries)
 
     monkeypatch.setattr(MapWriter, "append", failing)
-    monkeypatch.setattr(file_store, "RETRY_S", 0.01)
+    monkeypatch.setattr(write_queue, "RETRY_S", 0.01)
     hold = threading.Event()
-    batch = FileStore._batch
-    monkeypatch.setattr(FileStore, "_batch", lambda self: batch(self) if hold.is_set() else [])
+    batch = WriteQueue._batch
+    monkeypatch.setattr(WriteQueue, "_batch", lambda self, most: batch(self, most) if hold.is_set() else [])
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
     scores = np.full(len(entry(1).pairs[0].matches), np.nan, np.float32)
     pair = replace(entry(1).pairs[0], matches=replace(entry(1).pairs[0].matches, scores=scores))
@@ -112,7 +113,7 @@ def test_a_disk_that_fails_within_a_batch_stores_nothing_twice(tmp_path, monkeyp
 
 
 def test_no_room_is_an_error_only_after_a_slow_disk_had_its_time(tmp_path, gate, monkeypatch):
-    monkeypatch.setattr(file_store, "ROOM_S", 0.05)
+    monkeypatch.setattr(write_queue, "ROOM_S", 0.05)
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True, queue=3)
     for n in range(3):
         store.wait_for_room()
@@ -126,3 +127,24 @@ def test_no_room_is_an_error_only_after_a_slow_disk_had_its_time(tmp_path, gate,
     store.wait_for_room()
     assert store.waiting == 0 and not store.problem
     store.close()
+
+
+def test_a_save_to_another_disk_has_what_is_stored_and_tells_what_is_not(tmp_path, monkeypatch):
+    append = MapWriter.append
+
+    def full(self, *entries):
+        if entries[0].keyframe.id >= 3:
+            raise MapError("the disk is full")
+        append(self, *entries)
+
+    monkeypatch.setattr(MapWriter, "append", full)
+    monkeypatch.setattr(write_queue, "BATCH", 1)
+    store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
+    for n in range(5):
+        store.put(entry(n))
+    with pytest.raises(MapError, match=r"b\.vmap has what is stored, but .*a\.vmap: 2 keyframes .* the disk is full"):
+        store.copy(tmp_path / "b.vmap")
+    assert_same(tuple(stored(tmp_path / "b.vmap")), tuple(entry(n) for n in range(3)))
+    monkeypatch.setattr(MapWriter, "append", append)
+    store.close()
+    assert len(stored(tmp_path / "a.vmap")) == 5

@@ -16,11 +16,12 @@ from vslam_features.config import Config
 from vslam_features.errors import ConfigError, DataError, MapError
 from vslam_features.frontend import FrontEnd
 from vslam_features.map_keeper import MapKeeper, absolute
-from vslam_features.maps import file_store
+from vslam_features.maps import file_watch, write_queue
 from vslam_features.maps.file_store import FileStore
 from vslam_features.maps.keyframe_map import KeyframeMap
 from vslam_features.maps.lock import WriterLock, is_written
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.write_queue import WriteQueue
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry, MapModels, ModelIdentity, PairKind, PairResult, Pose
 
@@ -91,7 +92,7 @@ def full(monkeypatch):
         append(self, *entries)
 
     monkeypatch.setattr(MapWriter, "append", tried)
-    monkeypatch.setattr(file_store, "RETRY_S", 0.01)
+    monkeypatch.setattr(write_queue, "RETRY_S", 0.01)
     return event
 
 
@@ -154,7 +155,7 @@ def test_a_file_that_grows_while_it_is_looked_at_is_not_cut_short(tmp_path, monk
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_store.os, "stat", late)
+        patch.setattr(file_watch.os, "stat", late)
         assert store.astray == ""
     assert store.file_bytes > grown[0] and store.astray == ""
     store.close()
@@ -312,7 +313,7 @@ def test_keyframes_that_a_reset_loses_are_told_afterwards(full):
 def test_a_slow_disk_holds_up_one_keyframe_not_each(tmp_path, monkeypatch):
     gate, append = threading.Event(), MapWriter.append
     monkeypatch.setattr(MapWriter, "append", lambda self, *entries: gate.wait(20) and append(self, *entries))
-    monkeypatch.setattr(file_store, "ROOM_S", 0.3)
+    monkeypatch.setattr(write_queue, "ROOM_S", 0.3)
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True, queue=4)
     for i in range(4):
         store.put(MapEntry(small(i)))
@@ -333,21 +334,21 @@ def test_a_slow_disk_holds_up_one_keyframe_not_each(tmp_path, monkeypatch):
         store.wait_for_room()
 
 
-def test_a_flush_ends_though_more_comes_in(tmp_path):
+def test_a_flush_ends_though_more_comes_in(tmp_path, monkeypatch):
     """It waits for what was put before, not for a moment in which nothing waits."""
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
-    batch, ids = FileStore._batch, iter(range(1000))
+    batch, ids = WriteQueue._batch, iter(range(1000))
 
-    def fed(self):
-        if batch(self):
-            self.put(MapEntry(small(next(ids))))  # there is always a next one
-        return batch(self)[:1]
+    def fed(self, most):
+        if batch(self, most):
+            store.put(MapEntry(small(next(ids))))  # there is always a next one
+        return batch(self, 1)
 
-    store._batch = fed.__get__(store)
-    store.put(MapEntry(small(next(ids))))
-    store.flush(timeout_s=20)
-    assert store.waiting
-    store._batch = batch.__get__(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteQueue, "_batch", fed)
+        store.put(MapEntry(small(next(ids))))
+        store.flush(timeout_s=20)
+        assert store.waiting
     store.close()
 
 

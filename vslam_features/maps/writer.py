@@ -36,12 +36,11 @@ class MapWriter:
 
     def __init__(self, path: Path, models: MapModels, create: bool = False, durable: bool = True):
         self.path, self.models = Path(path), models
-        self._lock = None if create else WriterLock(self.path)
+        self._lock = WriterLock(self.path)
         self._connection, self._held = None, None
         try:
             if create:
                 database.create(self.path)
-                self._lock = WriterLock(self.path)
             self._connection = database.open_for_writing(self.path)
             if not durable:
                 self._connection.execute("PRAGMA synchronous = OFF")
