@@ -402,9 +402,9 @@ def test_doctor(capsys):
 
 def test_doctor_fails_where_it_must(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("VSLAM_FEATURES_STATE", str(tmp_path / "file"))
     assert main(["doctor"]) == 1
-    assert "XDG_STATE_HOME" in capsys.readouterr().out
+    assert "VSLAM_FEATURES_STATE" in capsys.readouterr().out
 
 
 def test_doctor_only_warns_where_rosbags_is_missing(monkeypatch):

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..artifacts.cache import cache_root
+from ..session_files import state_folder
 from .check import FAIL, OK, WARN, Check
 from .model_checks import check_models, check_runtimes
 
@@ -169,9 +170,10 @@ def _pipeline() -> Iterator[Check]:
 
 
 def _folders() -> Iterator[Check]:
-    home = Path.home()
-    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local/state") / "vslam_features"
-    for name, variable, folder in (("state", "XDG_STATE_HOME", state), ("cache", "VSLAM_FEATURES_CACHE", cache_root())):
+    for name, variable, folder in (
+        ("state", "VSLAM_FEATURES_STATE", state_folder()),
+        ("cache", "VSLAM_FEATURES_CACHE", cache_root()),
+    ):
         existing = next(p for p in (folder, *folder.parents) if p.exists())
         if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
             free = shutil.disk_usage(existing).free / 2**30

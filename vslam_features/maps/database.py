@@ -139,7 +139,9 @@ def _checked(path: Path, connection: sqlite3.Connection) -> sqlite3.Connection:
 def _must_exist(path: Path) -> None:
     try:
         if not os.path.isfile(path):
-            raise MapFileError(f"{path}: {'no file' if os.path.exists(path) else 'there is no such map'}")
+            raise MapFileError(
+                f"{path}: {'no file, but a folder or device' if os.path.exists(path) else 'there is no such map'}"
+            )
         if os.path.getsize(path) == 0:
             raise MapFileError(f"{path} is no map: the file is empty")
     except OSError as error:
@@ -158,7 +160,7 @@ def translated(path: Path, table: str, error: Exception) -> MapError:
     text = str(error)
     where = f"{path}: table {table}: " if table else f"{path}: "
     if "not a database" in text or "unsupported file format" in text:
-        return MapFileError(f"{path} is no map: {text}")
+        return MapFileError(f"{path} is no map: {text}; if it was one, {_RECOVER}")
     if isinstance(error, (sqlite3.DataError, OverflowError, UnicodeDecodeError)) or any(t in text for t in _DAMAGED):
         return MapDamagedError(f"{where}damaged ({text}); {_RECOVER}")
     if "full" in text:

@@ -34,7 +34,8 @@ class WriterLock:
                 holder = self._file.read(20).strip()
                 self._file.close()
                 raise MapError(
-                    f"{path}: another process ({holder or 'unknown'}) writes to this map; end it, or read only"
+                    f"{path}: another process ({holder or 'unknown'}) writes to this map; end it, or only localise in "
+                    "the map (mode: localization, --map-mode localize)"
                 ) from None
             except OSError as error:
                 self._file.close()

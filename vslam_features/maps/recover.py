@@ -71,7 +71,9 @@ def recover(
     """
     source, target = Path(source), Path(target)
     if not source.is_file():
-        raise MapFileError(f"{source}: {'no file' if source.exists() else 'there is no such map'}")
+        raise MapFileError(
+            f"{source}: {'no file, but a folder or device' if source.exists() else 'there is no such map'}"
+        )
     if target.exists() and os.path.samefile(source, target):
         raise MapError(f"{target}: source and target are the same file")
     if is_written(source):

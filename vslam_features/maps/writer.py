@@ -296,5 +296,5 @@ def require_models(path: Path, found, models: MapModels) -> None:
         if wanted is not None and wanted != identity:
             raise IdentityError(
                 f"{path} is a map of {identity}, the front-end runs {wanted}: their descriptors cannot be compared; "
-                "choose the map's model in the configuration, or another map"
+                "set features.name and retrieval.name (and their models) to the map's, or choose another map"
             )

@@ -293,6 +293,7 @@ class FrontEndNode(LifecycleNode):
         else:
             count = status.keyframes - status.first_id
             response.message = f"{count} keyframes are forgotten; ids go on behind the map's {status.first_id}"
+        self.get_logger().info(f"reset: {response.message}")
         return response
 
     def _on_pause(self, request, response):
