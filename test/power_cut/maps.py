@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 
 from .entries import MODELS, assert_same, entry
@@ -31,6 +32,8 @@ def check_map(path: Path, at_least: int, at_most: int, salt: int = 0) -> list[in
             want = entry(header.id, salt=salt)
             keyframe = dataclasses.replace(want.keyframe, session=header.session)
             assert_same(reader.entry(header.id), dataclasses.replace(want, keyframe=keyframe))
+    report = verify(path)
+    assert not report.damaged, report.damages
     _check_rows(path, [entry(h.id, salt=salt) for h in headers])
     return [h.session for h in headers]
 
