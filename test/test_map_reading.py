@@ -1,13 +1,16 @@
 """Reading a map: which halves are numbers, descriptors in batches, one lock for a keyframe."""
 
+import contextlib
 import sqlite3
 
 import numpy as np
 import pytest
 
-from vslam_features.errors import MapError
+from vslam_features.errors import DataError, MapError
+from vslam_features.maps import rows
 from vslam_features.maps.arrays import finite
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.tables import FEATURES
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
 
@@ -70,13 +73,25 @@ def test_a_writer_goes_on_between_two_batches_and_after_a_keyframe(path):
 
 
 def test_a_keyframe_that_cannot_be_read_leaves_no_lock(path):
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE features SET descriptors_crc = 1 WHERE id = 5")
     with MapReader(path) as reader:
         for kf_id, error in ((5, MapError), (COUNT, IndexError)):
             with pytest.raises(error):
                 reader.keyframe(kf_id)
             assert not reader._connection.in_transaction
+
+
+@pytest.mark.parametrize("opens_blobs", [False, True])
+def test_an_array_whose_row_is_gone_is_an_error(path, monkeypatch, opens_blobs):
+    """A damaged tree lists such a row; with Python 3.10 it is looked for by other means than later."""
+    monkeypatch.setattr(rows, "_OPENS_BLOBS", opens_blobs and rows._OPENS_BLOBS)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        row = rows.read(db, FEATURES, 5)
+        assert row.array("descriptors") is not None
+        db.execute("DELETE FROM features WHERE id = 5")
+        with pytest.raises((DataError, sqlite3.Error)):
+            row.array("descriptors")
 
 
 def test_a_closed_reader_raises_a_map_error(path):

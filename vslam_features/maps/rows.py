@@ -16,6 +16,7 @@ from .tables import Table
 Value = int | float | str | None
 _KINDS = {"INTEGER": int, "REAL": float, "TEXT": str}
 _LARGE, _IN_PLACE = 1 << 20, 1 << 16
+_OPENS_BLOBS = hasattr(sqlite3.Connection, "blobopen")  # from Python 3.11 on
 _INTEGER, _REAL = struct.Struct("<q").pack, struct.Struct("<d").pack
 
 
@@ -66,7 +67,7 @@ def insert(
         blobs.append(data)
         nbytes += len(data)
     values.append(checksum(table, values))
-    later = _written_later(connection, table, blobs)
+    later = _written_later(blobs)
     marks = ["?"] * (len(values) + len(blobs))
     if later is not None:
         marks[-1], blobs[-1] = "zeroblob(?)", len(later)
@@ -77,10 +78,10 @@ def insert(
     return nbytes
 
 
-def _written_later(connection: sqlite3.Connection, table: Table, blobs: list) -> memoryview | None:
+def _written_later(blobs: list) -> memoryview | None:
     """A row's last array where it is large: written in place, it is not copied three times on its way to the file."""
     data = blobs[-1] if blobs else None
-    return data if data is not None and len(data) >= _IN_PLACE and hasattr(connection, "blobopen") else None
+    return data if data is not None and len(data) >= _IN_PLACE and _OPENS_BLOBS else None
 
 
 def update(connection: sqlite3.Connection, table: Table, row_id: int, plain: dict[str, Value]) -> None:
@@ -190,11 +191,12 @@ def ids(connection: sqlite3.Connection, table: Table) -> Iterator[int]:
         yield row_id
 
 
-def _blob(connection: sqlite3.Connection, table: str, name: str, row_id: int) -> bytes:
-    if hasattr(connection, "blobopen"):  # Python 3.11: a third of the time of SELECT, which copies once more
+def _blob(connection: sqlite3.Connection, table: str, name: str, row_id: int) -> Value:
+    if _OPENS_BLOBS:  # a third of the time of SELECT, which copies once more
         with connection.blobopen(table, name, row_id, readonly=True) as blob:
             return blob.read()
-    return connection.execute(f"SELECT {name} FROM {table} WHERE id = ?", (row_id,)).fetchone()[0]
+    found = connection.execute(f"SELECT {name} FROM {table} WHERE id = ?", (row_id,)).fetchone()
+    return None if found is None else found[0]  # a damaged tree may list a row that it does not find
 
 
 def _file_bytes(connection: sqlite3.Connection) -> int:
