@@ -342,7 +342,7 @@ def test_the_report_of_a_map_that_is_not_whole(house, tmp_path):
 def test_a_replay_that_is_killed_leaves_a_map_to_go_on_with(images, house, tmp_path, keyframes):
     path = tmp_path / "a.vmap"
     with open(tmp_path / "said", "wb") as said:
-        child = subprocess.Popen(command(images, tmp_path / "o", path, "--rate", "1"), stdout=said, stderr=said)
+        child = subprocess.Popen(command(images, tmp_path / "o", path, "--rate", "0.4"), stdout=said, stderr=said)
         end = time.monotonic() + 60
         while stored(path) < keyframes:
             assert child.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
