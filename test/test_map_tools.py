@@ -250,7 +250,7 @@ def test_without_header_trees_and_heads_of_pages_everything_is_recovered(path, t
     assert not read_damaged(tmp_path / "b.vmap")
 
 
-@pytest.mark.parametrize("per_region", [2, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("per_region", [2, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_flipped_bytes_cost_only_the_keyframes_that_they_are_in(tmp_path, per_region):
     rng = random.Random(per_region)
     for _, place in places(per_region, 11):

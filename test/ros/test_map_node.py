@@ -351,10 +351,10 @@ from vslam_features.maps.writer import MapWriter
 from vslam_features.ros import frontend_node
 
 append = MapWriter.append
-def full(self, entry):
-    if entry.keyframe.id >= 2:
+def full(self, *entries):
+    if entries[-1].keyframe.id >= 2:
         raise MapError(f"{self.path}: database or disk is full")
-    append(self, entry)
+    append(self, *entries)
 MapWriter.append = full
 sys.exit(frontend_node.main())
 """

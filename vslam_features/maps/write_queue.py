@@ -193,7 +193,7 @@ class WriteQueue:
     def _append_next(self, most: int) -> bool:
         """Write the oldest entries that wait; False where there is none, or where it failed."""
         with self._changed:
-            entries = self._batch(most)
+            entries = self._batch(1 if self._problem else most)  # what is left of a disk may do for one
         if not entries:
             return False
         try:
