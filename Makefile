@@ -8,11 +8,15 @@ READY := $(VENV)/.installed
 # OpenBLAS workers stall one another where all cores are busy, as they are in tests.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-compat test-export lint colcon clean help
+# Nodes talk in real time, so their tests run alone; the others share the cores.
+PARALLEL := -n auto --dist loadfile
+
+.PHONY: demo test test-fast test-endurance test-compat test-export lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
-	@echo "make test         lint and all tests"
+	@echo "make test         lint and all tests but those of endurance"
+	@echo "make test-endurance  hundreds of kills, power cuts and damaged maps"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
@@ -36,7 +40,11 @@ demo: $(DEMO_READY)
 
 test: $(READY) lint
 	$(BIN)/python -m vslam_features models fetch default effnet_cov
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not endurance" test/ros
+	$(BIN)/python -m pytest -m "not endurance" $(PARALLEL) --ignore test/ros
+
+test-endurance: $(READY)
+	$(BIN)/python -m pytest -m endurance $(PARALLEL) --ignore test/ros
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -15,7 +15,7 @@ from vslam_features.config import Config
 from vslam_features.errors import DataError, MapDamagedError, MapError
 from vslam_features.frontend import FrontEnd
 from vslam_features.loops import LoopJudge
-from vslam_features.maps.keyframe_map import KeyframeMap
+from vslam_features.maps.keyframe_map import LOCALISATION_KEEPS, KeyframeMap
 from vslam_features.maps.memory import MemoryStore
 from vslam_features.replay.scenes import make_scene
 from vslam_features.types import Frame, MapModels, PairKind, Status
@@ -597,7 +597,7 @@ def test_a_long_localisation_takes_no_more_memory(monkeypatch):
         tracemalloc.stop()
     assert loops.pairs[0].matches.verified and loops.keyframe.id == 514
     assert size[150] == size[499] and grown[499] - grown[150] < 100_000
-    with pytest.raises(IndexError, match="only the newest 64"):
+    with pytest.raises(IndexError, match=f"only the newest {LOCALISATION_KEEPS}"):
         front_end.keyframes[15]
 
 
@@ -605,8 +605,8 @@ def test_loops_that_are_closed_too_late_in_a_localisation_are_a_fault_at_most():
     front_end = over(map_of_the_room(read_only=True), config(QUICK, keyframes__every=1))
     tracked = [front_end.track(frame(stamp_ns=T0 + i)) for i in range(80)]
     loops = front_end.close_loops(tracked[3])
-    assert set(loops.faults) == {"judge"} and "only the newest 64" in loops.faults["judge"]
-    assert loops.keyframe.id == 18 and len(front_end.keyframes.last(100)) == 64
+    assert set(loops.faults) == {"judge"} and f"only the newest {LOCALISATION_KEEPS}" in loops.faults["judge"]
+    assert loops.keyframe.id == 18 and len(front_end.keyframes.last(100)) == LOCALISATION_KEEPS
 
 
 def test_a_keyframe_that_cannot_be_read_costs_its_pair(monkeypatch):

@@ -30,7 +30,7 @@ class Walk:
                 self.map.finish(self.map.add(one).id)
             kept = kept[count:]
         store.read_only = read_only
-        self.map = KeyframeMap(store)
+        self.map = KeyframeMap(store, keep=64)  # a localisation forgets older ones
         for one in kept:
             self.map.add(one)
         gate = OdometryGate(self.config, self.map, camera_poses)

@@ -16,6 +16,8 @@ from vslam_features.maps.tables import FEATURES, GLOBAL_DESCRIPTORS, PAGE_SIZE
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
 
+LONG = [pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(900)]
+
 # -- lies with right checksums -----------------------------------------------------------------
 
 FLOATS = np.ones((5, 4), "<f4")
@@ -126,7 +128,7 @@ def places(per_region: int, seed: int) -> list[tuple[str, int]]:
     return out
 
 
-@pytest.mark.parametrize("per_region", [5, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("per_region", [5, pytest.param(40, marks=LONG)])
 def test_flipped_bytes_anywhere_change_no_result(tmp_path, per_region):
     path, rng, refused = tmp_path / "a.vmap", random.Random(per_region), set()
     found = places(per_region, per_region)
@@ -154,7 +156,7 @@ def test_a_row_with_the_id_of_another_is_noticed(tmp_path):
     assert read_damaged(path)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [15, pytest.param(300, marks=LONG)])
 def test_a_file_that_is_cut_short_is_refused(tmp_path, examples):
     @given(length=st.integers(1, len(map_bytes()) - 1))
     @settings(deadline=None, max_examples=examples, suppress_health_check=list(HealthCheck))

@@ -21,6 +21,8 @@ from vslam_features.maps.copy import copy_map
 from vslam_features.maps.file_store import FileStore
 from vslam_features.maps.writer import MapWriter
 
+LONG = [pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(900)]
+
 needs_shim = pytest.mark.skipif(bool(recorder.missing()), reason=recorder.missing())
 CHILD = [sys.executable, str(recorder.HERE / "child.py")]
 RUNS_A_MAP = 2
@@ -41,7 +43,7 @@ def wait_for(what, seconds: float = 60.0):
     return found
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=LONG)])
 def test_a_mapping_run_that_is_killed_loses_only_what_was_queued(tmp_path, kills):
     with ThreadPoolExecutor(2) as pool:  # a run waits for its disk most of the time
         mapped = pool.map(lambda seed: kill_again_and_again(tmp_path / str(seed), seed), range(kills // RUNS_A_MAP))

@@ -28,6 +28,8 @@ from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import MapEntry, MapModels, ModelIdentity, PairResult, Status
 
+LONG = [pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(900)]
+
 
 @pytest.fixture
 def path(tmp_path) -> Path:
@@ -150,7 +152,7 @@ def test_a_map_that_is_being_written_is_verified_without_stopping_the_writer(tmp
     assert not report.damaged and not report.notes and report.rows["keyframes"] == 12
 
 
-@pytest.mark.parametrize("per_region", [3, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("per_region", [3, pytest.param(40, marks=LONG)])
 def test_whatever_reading_refuses_is_told(path, per_region):
     rng = random.Random(per_region)
     for region, place in places(per_region, 7):
@@ -250,7 +252,7 @@ def test_without_header_trees_and_heads_of_pages_everything_is_recovered(path, t
     assert not read_damaged(tmp_path / "b.vmap")
 
 
-@pytest.mark.parametrize("per_region", [2, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("per_region", [2, pytest.param(12, marks=LONG)])
 def test_flipped_bytes_cost_only_the_keyframes_that_they_are_in(tmp_path, per_region):
     rng = random.Random(per_region)
     for _, place in places(per_region, 11):
@@ -259,7 +261,7 @@ def test_flipped_bytes_cost_only_the_keyframes_that_they_are_in(tmp_path, per_re
         assert_recovered(tmp_path / "a.vmap", tmp_path / "b.vmap", bytes(data))
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [10, pytest.param(200, marks=LONG)])
 def test_any_damage_costs_only_the_keyframes_that_it_is_in(tmp_path, examples):
     n = len(map_bytes())
     pieces = st.tuples(st.integers(0, n - 1), st.sampled_from([1, 512, 4096, 50_000]), st.integers(0, 255))

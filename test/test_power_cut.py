@@ -19,7 +19,7 @@ from power_cut.maps import check_map, write_map
 
 from vslam_features.errors import MapError
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+SLOW = [pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(900)]
 many = pytest.mark.parametrize(
     ("cases", "seed"), [(150, 0), *(pytest.param(1000, seed, marks=SLOW) for seed in (1, 2))]
 )
