@@ -8,8 +8,8 @@ READY := $(VENV)/.installed
 # OpenBLAS workers stall one another where all cores are busy, as they are in tests.
 export OPENBLAS_NUM_THREADS ?= 1
 
-# Nodes talk in real time, so their tests run alone; the others share the cores.
-PARALLEL := -n auto --dist loadfile
+# Nodes talk in real time, so their tests run alone. The others run a few files a process, two processes at a time.
+IN_TWO := ls test/test_*.py | xargs -P 2 -n 8 $(BIN)/python -m pytest -q -p no:cacheprovider
 
 .PHONY: demo test test-fast test-endurance test-compat test-export lint colcon clean help
 
@@ -41,10 +41,10 @@ demo: $(DEMO_READY)
 test: $(READY) lint
 	$(BIN)/python -m vslam_features models fetch default effnet_cov
 	$(BIN)/python -m pytest -m "not endurance" test/ros
-	$(BIN)/python -m pytest -m "not endurance" $(PARALLEL) --ignore test/ros
+	$(IN_TWO) -m "not endurance"
 
 test-endurance: $(READY)
-	$(BIN)/python -m pytest -m endurance $(PARALLEL) --ignore test/ros
+	$(BIN)/python -m pytest -m endurance test/test_power_cut.py test/test_map_kill.py test/test_map_damage.py test/test_map_tools.py
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -13,7 +13,7 @@ ros_wheels = [
 bags = ["rosbags>=0.11"]
 models = ["onnx>=1.16", "spox>=0.18"]  # older: an IR version that onnx refuses to check, a Split of other arguments
 hloc = ["h5py>=3.1"]
-test = ["pytest>=7", "pytest-timeout", "pytest-xdist", "hypothesis", "scikit-image", *bags, *hloc]
+test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags, *hloc]
 
 setup(
     name=package_name,
