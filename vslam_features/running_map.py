@@ -12,11 +12,10 @@ from pathlib import Path
 
 from .config import Config
 from .errors import MapError
-from .maps.copy import require_map_or_nothing
+from .maps.copy import placed_map
 from .maps.file_store import FileStore
 from .maps.keyframe_map import KeyframeMap
 from .maps.lock import WriterLock
-from .maps.placing import placed_file
 from .maps.reader import MapReader
 from .maps.writer import MapWriter
 from .session_files import in_use
@@ -137,14 +136,9 @@ class RunningMap:
             return copied.meta["keyframes"]
 
     def _write(self, target: Path, models: MapModels) -> None:
-        require_map_or_nothing(target)
-        lock = WriterLock(target)  # who writes to it would go on in a file that has no name any more
-        try:
-            with placed_file(target, replace=True) as part, MapWriter(part, models, create=True) as writer:
-                for kf_id in range(self.keyframes.stored):
-                    writer.append(self.keyframes.store.entry(kf_id))
-        finally:
-            lock.release()
+        with placed_map(target) as part, MapWriter(part, models, create=True) as writer:
+            for kf_id in range(self.keyframes.stored):
+                writer.append(self.keyframes.store.entry(kf_id))
 
     def close(self) -> None:
         """Put all on the disk and let go of the file; one of this run that no keyframe came to is removed.

@@ -61,7 +61,6 @@ class MapReader:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._checked: set[tuple[str, int]] = set()
-        self._headers: list[KeyframeHeader] | None = None
         self._connection = database.open_for_reading(self.path)
         try:
             with self._reading("meta"):
@@ -135,14 +134,14 @@ class MapReader:
             if meta is None:
                 raise DataError("table meta has no row")
             self._refresh_small()
-            self._headers = headers = []
+            headers: list[KeyframeHeader] = []
             for row in scan(self._connection, KEYFRAMES, 0, meta["keyframes"]):
                 if row["id"] != len(headers):
                     raise DataError(f"keyframe {len(headers)} is missing")
                 headers.append(self._header(row))
             if len(headers) != meta["keyframes"]:
                 raise DataError(f"{meta['keyframes']} keyframes expected, got {len(headers)}")
-            return list(headers)
+            return headers
 
     def keyframe(self, kf_id: int) -> Keyframe:
         """A keyframe with features, thumbnail and global descriptor. Raises IndexError for an id that is not there."""

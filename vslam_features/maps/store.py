@@ -9,16 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from ..types import Keyframe, KeyframeHeader, MapEntry
+from .keyframe_cache import nbytes_of
 
 
 def entry_bytes(entry: MapEntry) -> int:
     """Bytes of the arrays of an entry."""
-    keyframe, features = entry.keyframe, entry.keyframe.features
-    arrays = [features.keypoints, features.scores, features.descriptors]
-    arrays += [a for a in (keyframe.thumbnail, keyframe.global_descriptor) if a is not None]
-    for pair in entry.pairs:
-        arrays += [pair.matches.pairs, pair.matches.scores, pair.matches.inliers]
-    return sum(a.nbytes for a in arrays)
+    matches = [pair.matches for pair in entry.pairs]
+    return nbytes_of(entry.keyframe) + sum(m.pairs.nbytes + m.scores.nbytes + m.inliers.nbytes for m in matches)
 
 
 class KeyframeStore(ABC):
