@@ -44,10 +44,11 @@ def write(path: Path, count: int) -> dict[str, float]:
 
 
 def open_map(path: Path, _: int) -> dict[str, float]:
+    flat = registry.get("index", "flat")  # imports the plug-in, which a front-end has done before it opens a map
     start = time.perf_counter()
     running = KeyframeMap(FileStore(path, MODELS, read_only=True))
     headers = time.perf_counter()
-    index = registry.get("index", "flat")()
+    index = flat()
     for kf_id, descriptor in running.global_descriptors():
         index.add(kf_id, descriptor)
     descriptors = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,17 @@ _BLOCK = 1 << 15  # of halves: fits a processor's cache, so that the steps of a 
 _HALF_MAGNITUDE, _HALF_INFINITY = np.uint16(0x7FFF), np.uint16(0x7C00)
 
 
-def pack(column: ArrayColumn, array: np.ndarray) -> tuple[str, str, int, memoryview]:
-    """(dtype, shape, crc, bytes) of an array. Raises DataError where it is none of those that the column takes."""
+class Packed(NamedTuple):
+    """An array as a row holds it."""
+
+    dtype: str
+    shape: str
+    crc: int
+    data: memoryview
+
+
+def pack(column: ArrayColumn, array: np.ndarray) -> Packed:
+    """Raises DataError where an array is none of those that the column takes. A contiguous one is not copied."""
     name = array.dtype.newbyteorder("=").name
     if name not in column.dtypes or not column.fits(array.shape):
         raise DataError(
@@ -37,7 +47,7 @@ def pack(column: ArrayColumn, array: np.ndarray) -> tuple[str, str, int, memoryv
     if not finite(array):
         raise DataError(f"map: {column.name} is not finite; such arrays are not stored")
     data = np.ascontiguousarray(array, DTYPES[name]).reshape(-1).view(np.uint8).data
-    return name, ",".join(map(str, array.shape)), zlib.crc32(data), data
+    return Packed(name, ",".join(map(str, array.shape)), zlib.crc32(data), data)
 
 
 @lru_cache(maxsize=1024)  # most rows of a map say the same

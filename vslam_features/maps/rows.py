@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import DataError
-from .arrays import check, pack, shape_of, unpack
+from .arrays import Packed, check, pack, shape_of, unpack
 from .tables import Table
 
 Value = int | float | str | None
@@ -51,7 +51,7 @@ def insert(
     table: Table,
     row_id: int,
     plain: dict[str, Value],
-    arrays: dict[str, np.ndarray | None] | None = None,
+    arrays: dict[str, np.ndarray | Packed | None] | None = None,
 ) -> int:
     """Write a row; the bytes of its arrays. Raises DataError for an array that the table does not take."""
     values: list[Value] = [row_id, *(_plain(plain[c.name]) for c in table.columns)]
@@ -62,7 +62,7 @@ def insert(
             values += [None, None, None]
             blobs.append(None)
             continue
-        dtype, shape, crc, data = pack(column, array)
+        dtype, shape, crc, data = array if isinstance(array, Packed) else pack(column, array)
         values += [dtype, shape, crc]
         blobs.append(data)
         nbytes += len(data)

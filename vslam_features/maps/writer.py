@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ..camera import Camera
 from ..errors import DataError, IdentityError, MapError
-from ..half import exact_half
 from ..types import Keyframe, MapEntry, MapModels, ModelIdentity, PairKind, PairResult
 from . import database
+from .arrays import Packed
 from .copy import Progress, copy_connection
 from .lock import WriterLock
+from .packing import PackedKeyframe, packed_ahead
 from .records import camera_of, identity_of, matrix_of
 from .rows import Value, insert, read, scan, update
 from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, META, MODELS, SESSIONS
@@ -70,11 +72,12 @@ class MapWriter:
             raise MapError(f"{self.path}: the map is closed")
         before = dict(self._counts), dict(self._cameras), set(self._sessions), dict(self._model_ids)
         try:
-            with self._guarded("keyframes"):
+            packed = packed_ahead([entry.keyframe for entry in entries])
+            with self._guarded("keyframes"), contextlib.closing(packed):
                 self._hold()
                 self._connection.execute("BEGIN IMMEDIATE")
                 for entry in entries:
-                    self._insert(entry)
+                    self._insert(entry, packed)
                 update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
         except BaseException:
@@ -154,7 +157,7 @@ class MapWriter:
             raise database.damaged(self.path, "keyframes", last, what)
         require_models(self.path, self._model_ids, self.models)
 
-    def _insert(self, entry: MapEntry) -> None:
+    def _insert(self, entry: MapEntry, packed: Iterator[PackedKeyframe]) -> None:
         c, kf, counts = self._connection, entry.keyframe, self._counts
         if kf.id != counts["keyframes"]:
             raise DataError(f"map: keyframe {counts['keyframes']} is the next one, got {kf.id}")
@@ -187,9 +190,10 @@ class MapWriter:
             },
             {"pose": matrix_of(pose)},
         )
-        nbytes += self._insert_features(kf)
-        if kf.global_descriptor is not None:
-            nbytes += self._insert_global(kf)
+        arrays = next(packed)
+        nbytes += self._insert_features(kf, arrays.features)
+        if arrays.global_descriptor is not None:
+            nbytes += self._insert_global(kf, arrays.global_descriptor)
         for pair in entry.pairs:
             nbytes += self._insert_pair(pair)
         status = {p.ref_kf_id: int(p.matches.status) for p in entry.pairs if p.kind is PairKind.LOOP}
@@ -204,27 +208,21 @@ class MapWriter:
             insert(self._connection, SESSIONS, session, {"started_ns": time.time_ns(), "software": database.SOFTWARE})
             self._sessions.add(session)
 
-    def _insert_features(self, kf: Keyframe) -> int:
+    def _insert_features(self, kf: Keyframe, arrays: dict[str, Packed | None]) -> int:
         f = kf.features
         return insert(
             self._connection,
             FEATURES,
             kf.id,
             {"model": self._model(f.model), "pixel_scale": float(f.pixel_scale), "recovered": f.recovered},
-            {
-                "keypoints": f.keypoints,
-                "scores": np.asarray(f.scores, np.float32),
-                "descriptors": f.descriptors,
-                "thumbnail": kf.thumbnail,
-            },
+            arrays,
         )
 
-    def _insert_global(self, kf: Keyframe) -> int:
+    def _insert_global(self, kf: Keyframe, descriptor: Packed) -> int:
         if self.models.global_descriptor is None:
             raise DataError("map: a keyframe with a global descriptor, but the map names no model of one")
         self._counts["global_descriptors"] += 1
         model = self._model(self.models.global_descriptor)
-        descriptor = exact_half(np.asarray(kf.global_descriptor))
         return insert(self._connection, GLOBAL_DESCRIPTORS, kf.id, {"model": model}, {"descriptor": descriptor})
 
     def _insert_pair(self, pair: PairResult) -> int:
