@@ -63,7 +63,7 @@ $(COMPAT)/.installed: Makefile
 	$(PYTHON) -m venv $(COMPAT)
 	$(COMPAT)/bin/python -m pip install --quiet --upgrade pip
 	$(COMPAT)/bin/python -m pip install --quiet "numpy==1.26.*" "opencv-python-headless==4.8.*" "pyyaml>=5.4" \
-		"tqdm>=4.57" "jinja2>=3.0" "rosbags>=0.11" onnxruntime onnx spox "pytest>=7" pytest-timeout hypothesis scikit-image
+		"tqdm>=4.57" "jinja2>=3.0" "rosbags>=0.11" pillow onnxruntime onnx spox onnx-ir "pytest>=7" pytest-timeout hypothesis scikit-image
 	@touch $@
 
 test-compat: $(COMPAT)/.installed

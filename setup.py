@@ -11,9 +11,12 @@ ros_wheels = [
     ).split()
 ]
 bags = ["rosbags>=0.11"]
-models = ["onnx>=1.16", "spox>=0.18"]  # older: an IR version that onnx refuses to check, a Split of other arguments
+# Older: an IR version that onnx refuses to check, a Split of other arguments.
+models = ["onnx>=1.16", "spox>=0.18", "onnx-ir>=0.1.9"]
 hloc = ["h5py>=3.1"]
-test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags, *hloc]
+faiss = ["faiss-cpu>=1.7.4"]
+weights = ["safetensors>=0.4"]
+test = ["pytest>=7", "pytest-timeout", "hypothesis", "scikit-image", *bags, *hloc, *faiss, *weights]
 
 setup(
     name=package_name,
@@ -31,6 +34,7 @@ setup(
     install_requires=[
         "numpy>=1.21",
         "opencv-python-headless>=4.5.4",
+        "pillow>=9.0",
         "pyyaml>=5.4",
         "tqdm>=4.57",
         "jinja2>=3.0",
@@ -44,7 +48,9 @@ setup(
         "openvino": ["openvino>=2024.0"],
         "models": models,
         "hloc": hloc,
-        "export": ["torch>=2.1", "kornia>=0.7", *models],
+        "faiss": faiss,
+        # torch: from 2.9 on its exporter is the one of torch.export; kornia is for the comparison with upstream's code.
+        "export": ["torch>=2.9", "onnxscript>=0.5", "kornia>=0.7", *weights, *models],
         "ros": ros_wheels,
         "test": test,
         "dev": [*test, "ruff", "colcon-common-extensions", "colcon-ros", "pycolmap; platform_machine == 'x86_64'"],
