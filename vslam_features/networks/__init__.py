@@ -1,4 +1,4 @@
-"""Networks as ONNX graphs, written from the published architectures; nothing at run time imports them."""
+"""Networks from the published architectures: ONNX graphs, MegaLoc in torch; nothing at run time imports them."""
 
 from __future__ import annotations
 

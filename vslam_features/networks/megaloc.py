@@ -1,0 +1,265 @@
+"""MegaLoc (Berton and Masone, 2025, arXiv:2502.17237) in torch: one descriptor of an image, to find its place again.
+
+DINOv2 gives tokens of patches and of the image. SALAD (Izquierdo and Civera, 2024, arXiv:2311.15937) assigns the
+patches to clusters by optimal transport and sums their features up a cluster; a linear layer makes the descriptor.
+Written from the papers and the published behaviour, with the names of the released state dict.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..errors import DataError, WeightsError
+from .dinov2 import DinoV2
+from .weights import read_tensors
+
+_NAMED = 5  # keys that a message names of each kind
+
+
+@dataclass(frozen=True)
+class MegaLocConfig:
+    """Sizes of the network. ``image_size``: (width, height) in pixels; ``pos_grid``: side of the stored positions."""
+
+    name: str
+    image_size: tuple[int, int]
+    patch: int
+    dim: int
+    depth: int
+    heads: int
+    pos_grid: int
+    clusters: int
+    cluster_dim: int
+    token_dim: int
+    hidden: int
+    out_dim: int
+    mlp_ratio: int = 4
+    sinkhorn_iterations: int = 3
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches of an image of ``image_size``: (rows, columns)."""
+        width, height = self.image_size
+        return height // self.patch, width // self.patch
+
+    @property
+    def aggregated_dim(self) -> int:
+        return self.token_dim + self.clusters * self.cluster_dim
+
+
+MEGALOC = MegaLocConfig(
+    name="megaloc",
+    image_size=(322, 322),
+    patch=14,
+    dim=768,
+    depth=12,
+    heads=12,
+    pos_grid=37,
+    clusters=64,
+    cluster_dim=256,
+    token_dim=256,
+    hidden=512,
+    out_dim=8448,
+)
+# For tests of everything around the network: seconds instead of minutes, and an image that is not square.
+MEGALOC_TINY = MegaLocConfig(
+    name="megaloc-tiny",
+    image_size=(70, 56),
+    patch=14,
+    dim=64,
+    depth=2,
+    heads=4,
+    pos_grid=37,
+    clusters=8,
+    cluster_dim=16,
+    token_dim=16,
+    hidden=32,
+    out_dim=64,
+)
+
+
+def transport(scores: torch.Tensor, dust_bin: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Log of the assignment of n patches to m clusters and the dust bin: scores (B, m, n) -> (B, m + 1, n).
+
+    Sinkhorn iterations in the log domain. Each cluster may take the mass of one patch, the dust bin that of n - m.
+    """
+    batch, m, n = scores.shape
+    couplings = scores.new_empty((batch, m + 1, n))
+    couplings[:, :m, :] = scores
+    couplings[:, m, :] = dust_bin
+    return sinkhorn(couplings, iterations)
+
+
+def sinkhorn(couplings: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Log of the transport plan, in units of a patch's mass: (B, m + 1, n) -> same. The last row is the dust bin."""
+    batch, m, n = couplings.shape[0], couplings.shape[1] - 1, couplings.shape[2]
+    unit = -torch.tensor(math.log(m + n), dtype=couplings.dtype, device=couplings.device)
+    supply = unit.expand(m + 1).contiguous()
+    supply[-1] = supply[-1] + math.log(n - m)
+    supply, demand = supply.expand(batch, -1), unit.expand(batch, n)
+    u, v = torch.zeros_like(supply), torch.zeros_like(demand)
+    for _ in range(iterations):
+        u = supply - torch.logsumexp(couplings + v.unsqueeze(1), dim=2)
+        v = demand - torch.logsumexp(couplings + u.unsqueeze(2), dim=1)
+    return couplings + u.unsqueeze(2) + v.unsqueeze(1) - unit
+
+
+class Salad(nn.Module):
+    """Tokens of the patches (B, dim, h, w) and of the image (B, dim) -> (B, aggregated_dim), of unit length."""
+
+    def __init__(self, config: MegaLocConfig):
+        super().__init__()
+        self.iterations = config.sinkhorn_iterations
+        dim, hidden = config.dim, config.hidden
+        self.dust_bin = nn.Parameter(torch.tensor(1.0))
+        self.token_features = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, config.token_dim))
+        self.cluster_features = _pointwise(dim, hidden, config.cluster_dim)
+        self.score = _pointwise(dim, hidden, config.clusters)
+
+    def forward(self, patches: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        features = self.cluster_features(patches).flatten(2)
+        log_plan = transport(self.score(patches).flatten(2), self.dust_bin, self.iterations)
+        assigned = log_plan.exp()[:, :-1, :]  # without the dust bin
+        clusters = (features.unsqueeze(2) * assigned.unsqueeze(1)).sum(dim=-1)
+        return self.join(token, clusters)
+
+    def join(self, token: torch.Tensor, clusters: torch.Tensor) -> torch.Tensor:
+        """The image's feature, then the clusters' (B, cluster_dim, m) channel by channel; each of unit length."""
+        token = functional.normalize(self.token_features(token), dim=-1)
+        clusters = functional.normalize(clusters, dim=1).flatten(1)
+        return functional.normalize(torch.cat((token, clusters), dim=-1), dim=-1)
+
+
+def _pointwise(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    # The identity is where training drops out; it keeps the number of the second layer.
+    return nn.Sequential(nn.Conv2d(inputs, hidden, 1), nn.Identity(), nn.ReLU(), nn.Conv2d(hidden, outputs, 1))
+
+
+class Aggregator(nn.Module):
+    """SALAD and the linear layer after it."""
+
+    def __init__(self, config: MegaLocConfig):
+        super().__init__()
+        self.agg = Salad(config)
+        self.linear = nn.Linear(config.aggregated_dim, config.out_dim)
+
+    def forward(self, patches: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.agg(patches, token))
+
+
+class MegaLoc(nn.Module):
+    """The network. Image (B, 3, H, W) f32, RGB, ImageNet-normalised -> (B, out_dim) f32, rows of unit length.
+
+    H and W are multiples of ``patch``; those of ``image_size`` are what the configuration is for, and all that an
+    export takes. Raises DataError for others, and where the patches do not outnumber the clusters.
+    """
+
+    def __init__(self, config: MegaLocConfig):
+        super().__init__()
+        self.config = config
+        hidden = config.mlp_ratio * config.dim
+        self.backbone = DinoV2(config.patch, config.dim, config.depth, config.heads, hidden, config.pos_grid)
+        self.aggregator = Aggregator(config)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self._check(image)
+        patches, token = self.backbone(image)
+        return functional.normalize(self.aggregator(patches, token), dim=1)
+
+    def _check(self, image: torch.Tensor) -> None:
+        patch, clusters, shape = self.config.patch, self.config.clusters, tuple(image.shape)
+        if len(shape) != 4 or shape[1] != 3 or shape[2] % patch or shape[3] % patch:
+            raise DataError(
+                f"image {shape} for {self.config.name}, expected (B, 3, H, W), H and W multiples of {patch}"
+            )
+        if (shape[2] // patch) * (shape[3] // patch) <= clusters:
+            raise DataError(
+                f"image {shape} for {self.config.name} has {shape[2] // patch} x {shape[3] // patch} patches, expected "
+                f"more than its {clusters} clusters; use a larger image"
+            )
+
+
+def load(config: MegaLocConfig, path: str | Path) -> MegaLoc:
+    """The network with the weights of a file: the released ``model.safetensors``, or a state dict as ``.pth``.
+
+    Floats of half precision become float32. Raises WeightsError where the file cannot be read, is of another network
+    (keys or shapes differ) or holds NaN or infinity.
+    """
+    tensors = read_tensors(path)
+    with torch.device("meta"):
+        model = MegaLoc(config)
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    _require(config, path, expected, tensors)
+    state = {}
+    for name in expected:
+        value = tensors.pop(name).astype(np.float32, copy=False)
+        if not np.isfinite(value).all():
+            raise WeightsError(f"{path}: {name} has NaN or infinity; the file is damaged or its training diverged")
+        state[name] = torch.from_numpy(value)
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _require(config: MegaLocConfig, path: str | Path, expected: dict[str, tuple], tensors: dict[str, np.ndarray]):
+    missing = [name for name in expected if name not in tensors]
+    unexpected = [name for name in tensors if name not in expected]
+    shapes = [
+        f"{name} {tensors[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    types = [
+        f"{name} {tensors[name].dtype}, expected a float"
+        for name in expected
+        if name in tensors and tensors[name].dtype.kind != "f"
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another type": types}
+    problems = [f"{len(k)} {kind} ({_few(k)})" for kind, k in kinds.items() if k]
+    if problems:
+        raise WeightsError(
+            f"{path} is not the weights of {config.name} ({len(expected)} tensors): {'; '.join(problems)}. "
+            f"{_seems(tensors)}Take model.safetensors of the MegaLoc release"
+        )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(name[:120] for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def _seems(tensors: dict[str, np.ndarray]) -> str:
+    if "backbone.model.cls_token" in tensors:
+        return "It seems to be megaloc.torch of the first release, whose names differ. "
+    if "cls_token" in tensors and "blocks.0.attn.qkv.weight" in tensors:
+        return "It seems to be a vision transformer alone, such as DINOv2. "
+    if "backbone.cls_token" in tensors:
+        return "It seems to be a MegaLoc of other sizes. "
+    return ""
+
+
+def randomised(config: MegaLocConfig, seed: int) -> MegaLoc:
+    """The network with weights in which every parameter matters, so that comparing outputs means something.
+
+    The usual initial values have LayerScale near 0 and positions, biases and norms that do nothing. Here layers keep
+    the size of what goes through them; the last one, whose input has unit length, has larger weights, or its bias would
+    be all that is left. The same seed gives the same weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model = MegaLoc(config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=generator)
+            if name == "aggregator.linear.weight":
+                value.copy_(noise)
+            elif value.ndim >= 2 and name.endswith("weight"):
+                value.copy_(noise / math.sqrt(value[0].numel()))
+            elif name.endswith(("gamma", "norm.weight", "norm1.weight", "norm2.weight", "dust_bin")):
+                value.copy_(1 + 0.2 * noise)
+            else:
+                value.copy_(0.2 * noise)
+    return model.eval().requires_grad_(False)
