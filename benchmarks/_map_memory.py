@@ -49,8 +49,7 @@ def open_map(path: Path, _: int) -> dict[str, float]:
     running = KeyframeMap(FileStore(path, MODELS, read_only=True))
     headers = time.perf_counter()
     index = flat()
-    for kf_id, descriptor in running.global_descriptors():
-        index.add(kf_id, descriptor)
+    index.extend(running.global_descriptors())
     descriptors = time.perf_counter()
     loops = running.confirmed_loops()
     end = time.perf_counter()

@@ -84,7 +84,11 @@ class RetrievalConfig:
 
     name: str = plugin_name("global", "vlad", "Global descriptor plug-in.")
     options: dict = plugin_options("global")
-    index: str = plugin_name("index", "flat", "Index plug-in.")
+    index: str = plugin_name(
+        "index",
+        "flat",
+        "Index plug-in, both exact; faiss takes half the memory (17 KB a keyframe with megaloc, flat 34 KB).",
+    )
     top_k: int = option(5, "Candidates retrieved for a keyframe.", low=1, high=1000)
     min_similarity: float = option(-1.0, "Candidates of smaller cosine are left out.", low=-1.0, high=1.0)
     exclude_s: float = option(10.0, "Keyframes younger than this are no candidates.", low=0.0, high=1e6)

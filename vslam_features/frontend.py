@@ -99,8 +99,7 @@ class FrontEnd:
         """
         index = registry.get("index", self.config.retrieval.index)()
         if self.global_descriptor is not None:
-            for kf_id, descriptor in keyframes.global_descriptors():
-                index.add(kf_id, descriptor)
+            index.extend(keyframes.global_descriptors())
         odometry = OdometryGate(self.config.loops, keyframes, camera_poses=self.config.pose_of == "camera")
         loops = LoopJudge(self._loops_config(), keyframes, odometry, keyframes.confirmed_loops())
         keyframes.keep = max(keyframes.keep, self.config.keyframes.match_last + 1)  # the new one among them

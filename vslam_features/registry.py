@@ -31,8 +31,12 @@ _BUILTIN = {
     "global": {
         "vlad": "vslam_features.retrieval.vlad:Vlad",
         "effnet_cov": "vslam_features.retrieval.learned:EffNetCov",
+        "megaloc": "vslam_features.retrieval.learned:MegaLoc",
     },
-    "index": {"flat": "vslam_features.retrieval.flat:Flat"},
+    "index": {
+        "flat": "vslam_features.retrieval.flat:Flat",
+        "faiss": "vslam_features.retrieval.faiss_index:Faiss",
+    },
     "runtime": {
         "onnxruntime": "vslam_features.runtimes.ort:OnnxRuntime",
         "openvino": "vslam_features.runtimes.ov:OpenVino",

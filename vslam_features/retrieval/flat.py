@@ -1,44 +1,32 @@
-"""Exact search over all descriptors in one growing buffer."""
+"""Exact search over all descriptors in f32."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..errors import DataError
-from .base import Index, check_descriptor
+from .exact import BLOCK_BYTES, ExactIndex
 
 
-class Flat(Index):
-    """Brute-force inner products in fp32: exact, and fast to tens of thousands of keyframes."""
+class Flat(ExactIndex):
+    """Inner products in f32 by numpy: fast to tens of thousands of keyframes, and nothing to install."""
 
-    def __init__(self):
-        self._ids = np.empty(16, np.int64)
-        self._rows = np.empty((0, 0), np.float32)
-        self._count = 0
+    def __init__(self, block_bytes: int = BLOCK_BYTES):
+        super().__init__(block_bytes, np.float32)
 
-    def __len__(self) -> int:
-        return self._count
+    def _allocate(self, rows: int, dimension: int) -> np.ndarray:
+        return np.empty((rows, dimension), np.float32)  # the system gives a page when it is first written to
 
-    def add(self, kf_id: int, descriptor: np.ndarray) -> None:
-        """See :meth:`Index.add`."""
-        d = check_descriptor(descriptor, self._rows.shape[1] or None)
-        if self._count and kf_id <= self._ids[self._count - 1]:
-            raise DataError(f"index: keyframe ids must increase, got {kf_id} after {self._ids[self._count - 1]}")
-        if self._count == len(self._rows):  # doubling keeps adds cheap on average
-            size = max(16, 2 * self._count)
-            rows, ids = np.empty((size, len(d)), np.float32), np.empty(size, np.int64)
-            if self._count:
-                rows[: self._count], ids[: self._count] = self._rows[: self._count], self._ids[: self._count]
-            self._rows, self._ids = rows, ids
-        self._rows[self._count], self._ids[self._count] = d, kf_id
-        self._count += 1
+    def _scan(self, queries: np.ndarray, limits: list[int], k: int, margin: float) -> list[np.ndarray]:
+        count = max(limits)
+        similarity = np.empty((len(queries), count), np.float32)
+        for start, block in zip(self._starts, self._blocks):
+            out = similarity[:, start : start + len(block)]
+            np.matmul(queries, block[: out.shape[1]].T, out=out)
+        return [best(row[:limit], k, margin) for row, limit in zip(similarity, limits)]
 
-    def search(self, descriptor: np.ndarray, k: int, newest_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """See :meth:`Index.search`. Equal similarities rank the older keyframe first."""
-        n = int(np.searchsorted(self._ids[: self._count], newest_id, side="right"))
-        if n == 0:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        d = check_descriptor(descriptor, self._rows.shape[1])
-        similarity = self._rows[:n] @ d
-        order = np.argsort(-similarity, kind="stable")[:k]
-        return self._ids[order], similarity[order]
+
+def best(similarity: np.ndarray, k: int, margin: float) -> np.ndarray:
+    """Where (n,) similarities are at most ``margin`` below the k-th largest; ascending."""
+    if len(similarity) <= k:
+        return np.arange(len(similarity))
+    return np.flatnonzero(similarity >= np.partition(similarity, -k)[-k] - margin)

@@ -169,7 +169,9 @@ class Diagnostics:
             return c.matcher.name, f.matcher.matcher.runtime
         if stage in ("global", "retrieve") and f.global_descriptor is not None:
             return (
-                (c.retrieval.name, f.global_descriptor.runtime) if stage == "global" else (c.retrieval.index, "numpy")
+                (c.retrieval.name, f.global_descriptor.runtime)
+                if stage == "global"
+                else (c.retrieval.index, f.index.runtime)
             )
         return "", ""
 
