@@ -1,15 +1,12 @@
-"""Model cards and preprocessing: what is read, what is refused, and the numbers against their formulas."""
+"""Model cards: what is read, what is refused, and where their files are."""
 
 import dataclasses
 import json
 from dataclasses import replace
 
-import cv2
-import numpy as np
 import onnx
 import pytest
 import yaml
-from helpers import image
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_helpers import card, global_model, save
@@ -25,7 +22,7 @@ from vslam_features.artifacts.card import (
 )
 from vslam_features.artifacts.preprocessing import CHANNELS, KERNELS, Preprocessing
 from vslam_features.artifacts.store import content_sha256, locate, model_path
-from vslam_features.errors import ConfigError, DataError, ModelFileError, ModelMissingError
+from vslam_features.errors import ConfigError, ModelFileError, ModelMissingError
 
 FULL = ModelCard(
     "matcher", "glue", "MIT", "ab" * 32, "fp16", "2024-04", "xfeat", Preprocessing("grey", 64, 48, "area"),
@@ -174,7 +171,7 @@ def test_another_schema_is_refused_before_its_fields(schema):
         ({"preprocessing": {"width": 64}}, "width, height and kernel go together"),
         ({"preprocessing": {"width": 64, "height": 48}}, "width, height and kernel go together"),
         ({"preprocessing": {"width": True, "height": 1, "kernel": "area"}}, "width and height are pixels"),
-        ({"preprocessing": {"mean": 0.5}}, "preprocessing: unknown field 'mean'"),
+        ({"preprocessing": {"gamma": 0.5}}, "preprocessing: unknown field 'gamma'"),
         ({"licence_": "MIT"}, "unknown field 'licence_'"),
     ],
 )
@@ -197,78 +194,6 @@ def test_identity_covers_role_name_weights_and_preprocessing():
     others += [identity(replace(FULL, **c), "a" * 64) for c in ({"role": "global"}, {"name": "g"})]
     others.append(identity(replace(FULL, preprocessing=Preprocessing("grey", 64, 48, "linear")), "a" * 64))
     assert len({base, *others}) == 5
-
-
-# -- preprocessing ---------------------------------------------------------------------------
-
-GREY, RGB = image(48, 64), np.dstack([image(48, 64, seed=s) for s in (1, 2, 3)])
-
-
-def luma(rgb):
-    """Rec. ITU-R BT.601-7, section 2.5.1, rounded to whole grey levels."""
-    return np.rint(rgb @ np.array([0.299, 0.587, 0.114]))
-
-
-@pytest.mark.parametrize(
-    "channels, picture, expected",
-    [
-        ("any", GREY, GREY[None]),
-        ("any", RGB, np.moveaxis(RGB, 2, 0)),
-        ("rgb", GREY, np.stack([GREY] * 3)),
-        ("rgb", RGB, np.moveaxis(RGB, 2, 0)),
-        ("grey", GREY, GREY[None]),
-        ("grey", RGB, luma(RGB)[None]),
-    ],
-)
-def test_channels_and_range(channels, picture, expected):
-    out = Preprocessing(channels).apply(picture)
-    assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape == (1, *expected.shape)
-    assert np.abs(out[0] * 255 - expected).max() < (1.01 if channels == "grey" and picture is RGB else 1e-4)
-    assert out.min() >= 0 and out.max() <= 1
-
-
-def test_area_is_the_mean_of_the_pixels_covered():
-    out = Preprocessing("grey", 16, 12, "area").apply(GREY)
-    mean = GREY.reshape(12, 4, 16, 4).mean(axis=(1, 3))
-    assert out.shape == (1, 1, 12, 16) and np.abs(out[0, 0] * 255 - mean).max() <= 0.51
-
-
-def test_linear_interpolates_between_pixel_centres():
-    """x_in = (x_out + 0.5) W_in / W_out - 0.5, clamped to the border."""
-    out = Preprocessing("any", 96, 72, "linear").apply(GREY)[0, 0] * 255
-    y, x = (np.clip((np.arange(n) + 0.5) / 1.5 - 0.5, 0, n / 1.5 - 1) for n in (72, 96))
-    y0, x0 = (np.minimum(np.floor(v).astype(int), int(n / 1.5) - 2) for v, n in ((y, 72), (x, 96)))
-    fy, fx = (y - y0)[:, None], x - x0
-    g = GREY.astype(np.float64)
-    rows = g[y0] * (1 - fy) + g[y0 + 1] * fy
-    expected = rows[:, x0] * (1 - fx) + rows[:, x0 + 1] * fx
-    assert np.abs(out - expected).max() < 1.01
-
-
-def test_input_images_are_not_changed_and_views_are_taken():
-    wide = image(48, 128)
-    view = wide[:, ::2]
-    before = wide.copy()
-    assert np.array_equal(Preprocessing("rgb").apply(view)[0, 1], view * np.float32(1 / 255))
-    assert np.array_equal(wide, before)
-
-
-@pytest.mark.parametrize(
-    "wrong", [GREY.astype(np.float32), GREY[..., None], np.dstack([GREY] * 4), GREY[0], RGB.astype(np.uint16)]
-)
-def test_other_images_are_refused(wrong):
-    with pytest.raises(DataError, match="expected uint8"):
-        Preprocessing().apply(wrong)
-
-
-def test_the_id_tells_steps_apart():
-    sizes = [(0, 0, "none"), (64, 48, "area"), (64, 48, "linear"), (48, 64, "area")]
-    assert len({Preprocessing(c, *s).id for c in CHANNELS for s in sizes}) == len(CHANNELS) * len(sizes)
-
-
-def test_grey_is_converted_before_the_resize():
-    expected = cv2.resize(cv2.cvtColor(RGB, cv2.COLOR_RGB2GRAY), (20, 10), interpolation=cv2.INTER_AREA)
-    assert np.array_equal(Preprocessing("grey", 20, 10, "area").apply(RGB)[0, 0], expected * np.float32(1 / 255))
 
 
 # -- where files are -------------------------------------------------------------------------

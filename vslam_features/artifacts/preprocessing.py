@@ -39,16 +39,14 @@ class Preprocessing:
         """Short text, equal where the steps are."""
         size = f"-{self.width}x{self.height}-{self.kernel}" if self.width else ""
         given = [(name, values) for name, values in (("mean", self.mean), ("std", self.std)) if values]
-        return f"{self.channels}{size}" + "".join(f"-{n}{','.join(repr(float(v)) for v in vs)}" for n, vs in given)
+        numbers = [f"-{name}{','.join(str(float(v) + 0.0) for v in values)}" for name, values in given]  # -0.0 is 0.0
+        return "".join([self.channels, size, *numbers])
 
     def to_dict(self) -> dict:
         """Plain JSON values, without an empty ``mean`` or ``std``: older versions read such cards too."""
         values = asdict(self)
-        for name in ("mean", "std"):
-            values[name] = list(values[name])
-            if not values[name]:
-                del values[name]
-        return values
+        numbers = {name: list(values.pop(name)) for name in ("mean", "std")}
+        return values | {name: given for name, given in numbers.items() if given}
 
     def apply(self, image: np.ndarray) -> np.ndarray:
         """uint8 (H, W) or (H, W, 3) RGB to f32 (1, C, H, W).
@@ -56,7 +54,7 @@ class Preprocessing:
         Raises:
             DataError: another type or shape, or no pixels. PluginError: kernel ``pillow`` without Pillow.
         """
-        if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
+        if image.dtype != np.uint8 or not image.size or image.shape[2:] not in ((), (3,)) or image.ndim < 2:
             raise DataError(f"model image: expected uint8 (H, W) or (H, W, 3), got {image.dtype} {image.shape}")
         if self.channels == "grey" and image.ndim == 3:
             image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
