@@ -304,7 +304,7 @@ def test_two_members_on_the_same_bytes_are_refused(load):
 
 
 def test_legacy_files_that_are_not_whole(load):
-    with pytest.raises(WeightsError, match="no PyTorch checkpoint; it begins with b'hello'"):
+    with pytest.raises(WeightsError, match="neither safetensors nor a PyTorch checkpoint; it begins with b'hello'"):
         load(b"hello")
     with pytest.raises(WeightsError, match="before 0.1.10"):
         load(b"\0" * 257 + b"ustar" + b"\0" * 250)

@@ -15,6 +15,7 @@ from .onnx_header import read_header
 
 _HEAD_BYTES = 8192
 _MAX_CARD_BYTES = 1 << 20
+_MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?$"
 )
@@ -28,6 +29,7 @@ class FileKind(str, Enum):
     OPENVINO_XML = "an OpenVINO model"
     TENSORRT_ENGINE = "a TensorRT engine with a model card"
     ZIP = "a zip archive"
+    SAFETENSORS = "a safetensors file"
     PICKLE = "a pickle"
     GIT_LFS_POINTER = "a Git LFS pointer"
     HTML = "a web page"
@@ -66,6 +68,9 @@ def identify(path: str | Path) -> FileFacts:
         return FileFacts(FileKind.GIT_LFS_POINTER, size, detail)
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return FileFacts(FileKind.ZIP, size)
+    # 8-byte little-endian length, then a JSON object. Asked early: the length can look like a pickle or like markup.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_SAFETENSORS_HEADER:
+        return FileFacts(FileKind.SAFETENSORS, size)
     if markup := _markup(head, size):
         return markup
     if card is not None:

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from ..errors import DataError
 from ..networks.dinov2 import Attention, Block
-from ..networks.megaloc import MegaLoc, Salad, sinkhorn
+from ..networks.megaloc import MegaLoc
+from ..networks.salad import Salad, sinkhorn
 
 
 class Exportable(nn.Module):

@@ -134,6 +134,6 @@ class DinoV2(nn.Module):
 
     @staticmethod
     def split(tokens: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens (B, 1 + rows columns, dim) as the map of the patches (B, dim, rows, columns) and the class (B, dim)."""
+        """Tokens (B, 1 + rows columns, dim) as map of the patches (B, dim, rows, columns) and class token (B, dim)."""
         patches = tokens[:, 1:].reshape(tokens.shape[0], rows, columns, tokens.shape[2]).permute(0, 3, 1, 2)
         return patches, tokens[:, 0]

@@ -1,8 +1,7 @@
 """MegaLoc (Berton and Masone, 2025, arXiv:2502.17237) in torch: one descriptor of an image, to find its place again.
 
-DINOv2 gives tokens of patches and of the image. SALAD (Izquierdo and Civera, 2024, arXiv:2311.15937) assigns the
-patches to clusters by optimal transport and sums their features up a cluster; a linear layer makes the descriptor.
-Written from the papers and the published behaviour, with the names of the released state dict.
+DINOv2 gives tokens of patches and of the image, SALAD gathers them, a linear layer makes the descriptor. Written from
+the papers and the published behaviour, with the names of the released state dict.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from ..errors import DataError, WeightsError
 from .dinov2 import DinoV2
+from .salad import Salad
 from .weights import read_tensors
 
 _NAMED = 5  # keys that a message names of each kind
@@ -84,69 +84,13 @@ MEGALOC_TINY = MegaLocConfig(
 )
 
 
-def transport(scores: torch.Tensor, dust_bin: torch.Tensor, iterations: int) -> torch.Tensor:
-    """Log of the assignment of n patches to m clusters and the dust bin: scores (B, m, n) -> (B, m + 1, n).
-
-    Sinkhorn iterations in the log domain. Each cluster may take the mass of one patch, the dust bin that of n - m.
-    """
-    batch, m, n = scores.shape
-    couplings = scores.new_empty((batch, m + 1, n))
-    couplings[:, :m, :] = scores
-    couplings[:, m, :] = dust_bin
-    return sinkhorn(couplings, iterations)
-
-
-def sinkhorn(couplings: torch.Tensor, iterations: int) -> torch.Tensor:
-    """Log of the transport plan, in units of a patch's mass: (B, m + 1, n) -> same. The last row is the dust bin."""
-    batch, m, n = couplings.shape[0], couplings.shape[1] - 1, couplings.shape[2]
-    unit = -torch.tensor(math.log(m + n), dtype=couplings.dtype, device=couplings.device)
-    supply = unit.expand(m + 1).contiguous()
-    supply[-1] = supply[-1] + math.log(n - m)
-    supply, demand = supply.expand(batch, -1), unit.expand(batch, n)
-    u, v = torch.zeros_like(supply), torch.zeros_like(demand)
-    for _ in range(iterations):
-        u = supply - torch.logsumexp(couplings + v.unsqueeze(1), dim=2)
-        v = demand - torch.logsumexp(couplings + u.unsqueeze(2), dim=1)
-    return couplings + u.unsqueeze(2) + v.unsqueeze(1) - unit
-
-
-class Salad(nn.Module):
-    """Tokens of the patches (B, dim, h, w) and of the image (B, dim) -> (B, aggregated_dim), of unit length."""
-
-    def __init__(self, config: MegaLocConfig):
-        super().__init__()
-        self.iterations = config.sinkhorn_iterations
-        dim, hidden = config.dim, config.hidden
-        self.dust_bin = nn.Parameter(torch.tensor(1.0))
-        self.token_features = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, config.token_dim))
-        self.cluster_features = _pointwise(dim, hidden, config.cluster_dim)
-        self.score = _pointwise(dim, hidden, config.clusters)
-
-    def forward(self, patches: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        features = self.cluster_features(patches).flatten(2)
-        log_plan = transport(self.score(patches).flatten(2), self.dust_bin, self.iterations)
-        assigned = log_plan.exp()[:, :-1, :]  # without the dust bin
-        clusters = (features.unsqueeze(2) * assigned.unsqueeze(1)).sum(dim=-1)
-        return self.join(token, clusters)
-
-    def join(self, token: torch.Tensor, clusters: torch.Tensor) -> torch.Tensor:
-        """The image's feature, then the clusters' (B, cluster_dim, m) channel by channel; each of unit length."""
-        token = functional.normalize(self.token_features(token), dim=-1)
-        clusters = functional.normalize(clusters, dim=1).flatten(1)
-        return functional.normalize(torch.cat((token, clusters), dim=-1), dim=-1)
-
-
-def _pointwise(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    # The identity is where training drops out; it keeps the number of the second layer.
-    return nn.Sequential(nn.Conv2d(inputs, hidden, 1), nn.Identity(), nn.ReLU(), nn.Conv2d(hidden, outputs, 1))
-
-
 class Aggregator(nn.Module):
     """SALAD and the linear layer after it."""
 
     def __init__(self, config: MegaLocConfig):
         super().__init__()
-        self.agg = Salad(config)
+        c = config
+        self.agg = Salad(c.dim, c.hidden, c.clusters, c.cluster_dim, c.token_dim, c.sinkhorn_iterations)
         self.linear = nn.Linear(config.aggregated_dim, config.out_dim)
 
     def forward(self, patches: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

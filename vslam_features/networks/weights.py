@@ -1,4 +1,4 @@
-"""Weights of PyTorch checkpoints as NumPy arrays, without PyTorch and without running what the file says."""
+"""Weights of safetensors files and PyTorch checkpoints as NumPy arrays: no PyTorch, no code of the file is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import WeightsError
+from ..artifacts.file_kind import FileKind, identify
+from ..errors import ModelFileError, WeightsError
 from .state_pickle import StorageRef, TensorRef, read_state_pickle
 
 MAX_FILE_BYTES = 1 << 30
@@ -22,23 +23,30 @@ MAX_EXPANSION = 8
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 _NESTED_KEYS = ("state_dict", "model_state_dict", "model")
+_SAFETENSORS_DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "bf16", "C64": "c8", "BOOL": "b1"}
+_SAFETENSORS_DTYPES |= {f"{kind.upper()}{8 * n}": f"{kind}{n}" for kind in "iu" for n in (1, 2, 4, 8)}
+
+# Of an unknown kind are tar archives of old checkpoints, which get a message of their own.
+_WEIGHTS = (FileKind.SAFETENSORS, FileKind.ZIP, FileKind.PICKLE, FileKind.UNKNOWN)
 
 Storages = Callable[[StorageRef], np.ndarray]
 
 
 def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
-    """All tensors of a state dict that ``torch.save`` wrote, name -> array.
+    """All tensors of a safetensors file, or of a state dict that ``torch.save`` wrote: name -> array.
 
     Reads the zip format (PyTorch 1.6 and later) and the stream of pickles before it. A checkpoint that holds one state
     dict among other entries gives that state dict. Arrays are C-contiguous, writable, in native byte order and of the
-    type saved; bfloat16 becomes float32. Values are not judged: the zip format has checksums, the older one has none,
-    so compare the file's sha256 with the registry's.
+    type saved; bfloat16 becomes float32. Values are not judged: the zip format has checksums, the others have none, so
+    compare the file's sha256 with the registry's.
 
     Raises WeightsError for a file that is missing, damaged, over 1 GiB, or holds anything but tensors in the state
-    dict. No code in the file is run, and what is allocated is bounded by 8 times the file's length.
+    dict; and for safetensors without the library of that name. No code in the file is run, and what is allocated is
+    bounded by 8 times the file's length.
     """
     path = Path(path)
     try:
+        facts = identify(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
@@ -46,12 +54,39 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
             data = file.read(size)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ModelFileError as error:
+        raise WeightsError(str(error)) from error
+    if facts.kind not in _WEIGHTS:
+        raise WeightsError(f"{path} ({size} bytes) is {facts}, expected a safetensors file or a PyTorch checkpoint")
     try:
-        read = _read_zip if data[:4] == b"PK\x03\x04" else _read_legacy
-        tree, storages = read(data)
+        if facts.kind is FileKind.SAFETENSORS:
+            return _read_safetensors(data)
+        tree, storages = _read_zip(data) if facts.kind is FileKind.ZIP else _read_legacy(data)
         return _resolve(_state_dict(tree), storages, MAX_EXPANSION * len(data))
     except WeightsError as error:
         raise WeightsError(f"{path} ({len(data)} bytes) gives no weights: {error}") from error.__cause__
+
+
+def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError, deserialize
+    except ImportError as error:
+        raise WeightsError(f"safetensors cannot be imported ({error}); pip install 'vslam_features[export]'") from error
+    try:
+        entries = deserialize(data)
+    except SafetensorError as error:
+        raise WeightsError(f"a safetensors file cut short or damaged ({error}); fetch it again") from error
+    tensors = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _SAFETENSORS_DTYPES:
+            raise WeightsError(f"tensor {name[:200]!r} is of type {entry['dtype']}; save it as F32, F16 or BF16")
+        raw, dtype = entry["data"], _SAFETENSORS_DTYPES[entry["dtype"]]
+        try:
+            numbers = _numbers(raw, StorageRef(dtype, name, len(raw) // _itemsize(dtype)), "<")
+            tensors[name] = numbers.reshape(entry["shape"])
+        except (ValueError, OverflowError) as error:  # as in _resolve
+            raise WeightsError(f"tensor {name[:200]!r} has shape {entry['shape']}: {error}") from error
+    return tensors
 
 
 def _read_zip(data: bytes) -> tuple[Any, Storages]:
@@ -108,7 +143,7 @@ def _read_legacy(data: bytes) -> tuple[Any, Storages]:
     if data[257:262] == b"ustar":
         raise WeightsError("a tar checkpoint from PyTorch before 0.1.10; load it with PyTorch and save it again")
     if data[:1] != b"\x80":
-        raise WeightsError(f"no PyTorch checkpoint; it begins with {data[:16]!r}")
+        raise WeightsError(f"neither safetensors nor a PyTorch checkpoint; it begins with {data[:16]!r}")
     at, heads = 0, []
     for _ in range(5):
         head, at = read_state_pickle(data, at)
@@ -129,13 +164,13 @@ def _read_legacy(data: bytes) -> tuple[Any, Storages]:
         if data[at : at + 8] != struct.pack("<q", expected):
             raise WeightsError(f"cut short or damaged: storage {key[:40]!r} of {expected} numbers is not at byte {at}")
         where[sizes[key]] = at + 8
-        at += 8 + expected * _itemsize(sizes[key])
+        at += 8 + expected * _itemsize(sizes[key].dtype)
 
     def storage(ref: StorageRef) -> np.ndarray:
         if ref not in where:
             raise WeightsError(f"storage {ref.key[:40]!r} of {ref.numel} numbers is not in the file")
         begin = where[ref]
-        return _numbers(data[begin : begin + ref.numel * _itemsize(ref)], ref, "<")
+        return _numbers(data[begin : begin + ref.numel * _itemsize(ref.dtype)], ref, "<")
 
     return tree, storage
 
@@ -153,14 +188,15 @@ def _tensors_below(tree: Any) -> list[TensorRef]:
     return found
 
 
-def _itemsize(ref: StorageRef) -> int:
-    return 2 if ref.dtype == "bf16" else np.dtype(ref.dtype).itemsize
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bf16" else np.dtype(dtype).itemsize
 
 
 def _numbers(raw: bytes, ref: StorageRef, order: str) -> np.ndarray:
     """The storage as a flat array in native byte order; its bytes must be as many as the tree says."""
-    if len(raw) != ref.numel * _itemsize(ref):
-        raise WeightsError(f"storage {ref.key[:40]!r} has {len(raw)} bytes, expected {ref.numel} x {_itemsize(ref)}")
+    itemsize = _itemsize(ref.dtype)
+    if len(raw) != ref.numel * itemsize:
+        raise WeightsError(f"storage {ref.key[:40]!r} has {len(raw)} bytes, expected {ref.numel} x {itemsize}")
     if ref.dtype == "bf16":
         halves = np.frombuffer(raw, np.dtype("u2").newbyteorder(order))
         return (halves.astype(np.uint32) << 16).view(np.float32)
