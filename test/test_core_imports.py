@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vslam_features"
 BLOCKED = (
-    *("rclpy", "torch", "onnx", "spox", "onnxruntime", "openvino", "tensorrt", "sensor_msgs", "rosbags", "matplotlib"),
+    *"rclpy torch onnx onnx_ir spox onnxruntime openvino tensorrt sensor_msgs rosbags matplotlib safetensors".split(),
 )
 
 # Rows of the picture in docs/architecture.md, from the bottom. A module may import from lower rows and, where no circle
@@ -27,7 +27,9 @@ LEVELS = [
     "frontend session_files running_map".split(),
     ["map_keeper"],
     ["exchange"],
+    ["graph"],
     ["networks"],
+    ["export"],
     ["replay"],
     ["cli", "ros"],
 ]
@@ -95,9 +97,17 @@ def test_the_core_names_no_heavy_library(path):
     assert not {n.split(".")[0] for n in imported(path)} & set(BLOCKED) - own.get(part(path), set())
 
 
-def test_only_the_command_that_builds_models_imports_networks():
-    users = {str(p.relative_to(PACKAGE)) for p in modules() if any(".networks" in n for n in imported(p))}
-    assert {u for u in users if not u.startswith("networks")} == {"cli/models.py"}
+@pytest.mark.parametrize(
+    "tool, users",
+    [("networks", ["export", "cli"]), ("graph", ["export", "cli"]), ("export", ["cli"])],
+)
+def test_what_makes_models_stands_apart(tool, users):
+    """Nothing that runs them imports it, and of commands only those that build or export models."""
+    found = {p for p in modules() if any(n.startswith(f"vslam_features.{tool}") for n in imported(p))}
+    assert {part(p) for p in found} <= {tool, *users}
+    commands = {p.stem for p in found if part(p) == "cli"}
+    assert all(name.startswith("model") for name in commands), commands
+    assert tool != "networks" or commands  # the names are those of this package
 
 
 def test_the_core_imports_and_runs_with_them_blocked():

@@ -1,0 +1,1 @@
+"""Passes over ONNX graphs, whichever model they are of."""
