@@ -139,6 +139,7 @@ ENGINE = struct.pack("<I", 15) + b'{"name": "net"}' + b"ftrt" * 20
         (ENGINE[:12], FileKind.UNKNOWN, "begins with"),
         (struct.pack("<I", 3) + b"{x}" + b"engine", FileKind.UNKNOWN, "begins with"),
         (b"PK\x03\x04rest", FileKind.ZIP, ""),
+        (struct.pack("<Q", 0x3C02) + b"{}", FileKind.SAFETENSORS, ""),  # the length begins with "\x02<"
         (b"\x80\x02\x8a\x0a", FileKind.PICKLE, ""),
         (b"\x80", FileKind.UNKNOWN, ""),
         (b"", FileKind.EMPTY, "0 bytes"),

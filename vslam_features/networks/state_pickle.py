@@ -87,6 +87,19 @@ def read_state_pickle(data: bytes, start: int = 0) -> tuple[Any, int]:
     return _StateMachine().read(data, start)
 
 
+def tensors_below(tree: Any) -> list[TensorRef]:
+    """Every tensor of the tree, each container visited once, so that shared ones cost nothing."""
+    found, todo, seen = [], [tree], set()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, TensorRef):
+            found.append(node)
+        elif isinstance(node, (dict, list, tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            todo.extend(node.values() if isinstance(node, dict) else node)
+    return found
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 48
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..artifacts.file_kind import FileKind, identify
 from ..errors import ModelFileError, WeightsError
-from .state_pickle import StorageRef, TensorRef, read_state_pickle
+from .state_pickle import StorageRef, TensorRef, read_state_pickle, tensors_below
 
 MAX_FILE_BYTES = 1 << 30
 # Tensors that share a storage, or bfloat16 made float32, may take more than the file, but not by any factor.
@@ -155,7 +155,7 @@ def _read_legacy(data: bytes) -> tuple[Any, Storages]:
         raise WeightsError("written on a big-endian machine; load it there and save it again")
     if not isinstance(keys, list) or not all(isinstance(k, str) for k in keys) or len(set(keys)) != len(keys):
         raise WeightsError("its list of storages is damaged")
-    sizes = {ref.storage.key: ref.storage for ref in _tensors_below(tree)}
+    sizes = {ref.storage.key: ref.storage for ref in tensors_below(tree)}
     where = {}
     for key in keys:
         if key not in sizes:
@@ -173,19 +173,6 @@ def _read_legacy(data: bytes) -> tuple[Any, Storages]:
         return _numbers(data[begin : begin + ref.numel * _itemsize(ref.dtype)], ref, "<")
 
     return tree, storage
-
-
-def _tensors_below(tree: Any) -> list[TensorRef]:
-    """Every tensor of the tree, each container visited once, so that shared ones cost nothing."""
-    found, todo, seen = [], [tree], set()
-    while todo:
-        node = todo.pop()
-        if isinstance(node, TensorRef):
-            found.append(node)
-        elif isinstance(node, (dict, list, tuple)) and id(node) not in seen:
-            seen.add(id(node))
-            todo.extend(node.values() if isinstance(node, dict) else node)
-    return found
 
 
 def _itemsize(dtype: str) -> int:
