@@ -1,16 +1,26 @@
-"""vlad against a slow loop, flat against a full sort."""
+"""Global descriptors: vlad against a slow loop, learned ones in half precision, MegaLoc as a plug-in."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 from helpers import features, frame, image, unit
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from model_helpers import (
+    _tiny_cache,  # noqa: F401 (fixtures)
+    own_cache,  # noqa: F401
+    tiny,  # noqa: F401
+    tiny_config,
+)
 
 from vslam_features import registry
-from vslam_features.errors import DataError, PluginError
-from vslam_features.retrieval.flat import Flat
+from vslam_features.config import Config
+from vslam_features.errors import ConfigError, DataError, IdentityError, PluginError
+from vslam_features.frontend import FrontEnd
+from vslam_features.maps.file_store import FileStore
+from vslam_features.maps.keyframe_map import KeyframeMap
+from vslam_features.maps.reader import MapReader
+from vslam_features.replay.scenes import make_scene
+from vslam_features.retrieval.learned import EffNetCov, MegaLoc
 from vslam_features.retrieval.vlad import Vlad, load_codebook, vlad
 from vslam_features.types import ModelIdentity
 
@@ -125,81 +135,62 @@ def test_identity_holds_the_codebook_and_the_features():
     assert a != b and a.sha256 == b.sha256 == load_codebook("sift")[1]
 
 
-# -- flat --------------------------------------------------------------------------------------
+# -- learned -----------------------------------------------------------------------------------
 
 
-@given(
-    rows=st.lists(st.integers(0, 2**16), min_size=0, max_size=70),
-    gaps=st.lists(st.integers(1, 5), min_size=70, max_size=70),
-    k=st.integers(1, 80),
-    newest=st.integers(-2, 400),
-    repeats=st.booleans(),
-)
-@settings(deadline=None)
-def test_flat_is_a_full_sort_at_any_size(rows, gaps, k, newest, repeats):
-    """Growth, ids with gaps, equal similarities, more or fewer than k, ids newer than allowed."""
-    index, dim = Flat(), 3
-    ids = np.cumsum(gaps[: len(rows)]) - 1
-    d = np.array([unit(np.random.default_rng(r % 3 if repeats else r), 1, dim)[0] for r in rows]).reshape(-1, dim)
-    for i, row in zip(ids, d):
-        index.add(int(i), row)
-    assert len(index) == len(rows)
-    query = unit(np.random.default_rng(7), 1, dim)[0]
-    found, similarity = index.search(query, k, newest)
-    allowed = ids <= newest
-    similarities = d[allowed] @ query
-    order = sorted(range(len(similarities)), key=lambda n: (-similarities[n], ids[n]))[:k]
-    np.testing.assert_allclose(similarity, similarities[order], atol=1e-6)
-    if not repeats:
-        assert found.tolist() == ids[allowed][order].tolist()
-    assert (np.diff(similarity) <= 0).all() and set(found.tolist()) <= set(ids[allowed].tolist())
+def mapped(path, front_end: FrontEnd, frames) -> list[np.ndarray]:
+    """Live descriptors of frames that go to a new map file."""
+    front_end.use_map(KeyframeMap(FileStore(path, front_end.map_models, create=True)))
+    results = [front_end.process(f)[1] for f in frames]
+    front_end.keyframes.close()
+    assert not any(r.faults for r in results)
+    return [r.keyframe.global_descriptor for r in results]
 
 
-def test_equal_similarities_rank_the_older_first():
-    index, d = Flat(), unit(np.random.default_rng(0), 1, 64)[0]
-    for i in range(40):
-        index.add(i, d)
-    assert index.search(d, 5, 100)[0].tolist() == [0, 1, 2, 3, 4]
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("name", ["effnet_cov", "megaloc"])
+def test_learned_descriptors_are_the_same_live_stored_and_loaded_and_take_two_bytes_a_number(name, tmp_path):
+    made = make_scene("room", width=320, height=240, fps=5.0)
+    settings = tiny_config(retrieval__name=name, retrieval__options__model="tiny-global")
+    front_end = FrontEnd(settings)
+    assert type(front_end.global_descriptor) is {"effnet_cov": EffNetCov, "megaloc": MegaLoc}[name]
+    live = mapped(tmp_path / "a.vmap", front_end, [made.frame(i) for i in range(5)])
+    raw = front_end.global_descriptor.engine.run(
+        {"image": front_end.global_descriptor.engine.model.card.preprocessing.apply(made.frame(0).image)}
+    ).outputs["descriptor"]
+    assert (live[0] != raw).any(), "or there was nothing to round"
+    np.testing.assert_allclose(live[0], raw, rtol=2**-11, atol=2**-25)  # half a unit of f16 (IEEE 754)
+    with MapReader(tmp_path / "a.vmap") as reader:
+        stored = [reader.keyframe(i).global_descriptor for i in range(5)]
+    for ours, theirs in zip(live, stored):
+        assert (ours.dtype, theirs.dtype) == (np.float32, np.float16) and theirs.nbytes == 2 * len(ours)
+        np.testing.assert_array_equal(ours, theirs.astype(np.float32), strict=True)
+    again = FrontEnd(settings)
+    again.use_map(KeyframeMap(FileStore(tmp_path / "a.vmap", again.map_models, read_only=True)))
+    assert len(again.index) == 5
+    for d in live:
+        for found, wanted in zip(again.index.search(d, 5, 9), front_end.index.search(d, 5, 9)):
+            np.testing.assert_array_equal(found, wanted, strict=True)
+    again.keyframes.close()
 
 
-def test_growth_alters_nothing():
-    index, d = Flat(), unit(np.random.default_rng(0), 200, 16)
-    for i, row in enumerate(d):
-        index.add(i, row)
-        found, similarity = index.search(row, 1, i)
-        assert found.tolist() == [i] and similarity[0] == pytest.approx(1, abs=1e-5)
-    row = d[0].copy()
-    d[0] = 0  # the index keeps its own copy
-    assert index.search(row, 1, 999)[1][0] == pytest.approx(1, abs=1e-5)
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("change", [{"preprocessing": "rgb-322x322-area"}, {"name": "other"}, {"sha256": "ab" * 32}])
+def test_a_map_with_global_descriptors_of_another_model_or_preprocessing_is_refused_by_name(change, tmp_path):
+    front_end, path = FrontEnd(tiny_config()), tmp_path / "a.vmap"
+    mapped(path, front_end, [frame(image(240, 320))])
+    own = front_end.map_models
+    other = dataclasses.replace(own.global_descriptor, **change)
+    for read_only in (False, True):
+        with pytest.raises(IdentityError, match="a.vmap is a map of .*set features.name and retrieval.name") as error:
+            FileStore(path, dataclasses.replace(own, global_descriptor=other), read_only=read_only)
+        assert str(own.global_descriptor) in str(error.value) and str(other) in str(error.value)
+        assert str(own.global_descriptor) != str(other)
 
 
-@pytest.mark.parametrize(
-    "bad, words",
-    [(np.zeros((2, 4)), "shape"), (np.zeros(0), "shape"), (np.float32(1), "shape"), (np.ones(5) / 5**0.5, r"\(4,\)"),
-     ([np.nan, 0, 0, 1], "not finite"), ([np.inf, 0, 0, 0], "not finite"), ([1, 1, 1, 1], "unit length, got 2.0"),
-     (np.full(4, 1e30), "unit length")],
-)  # fmt: skip
-def test_refusals_leave_the_index_as_it_was(bad, words):
-    index = Flat()
-    index.add(3, np.float32([1, 0, 0, 0]))
-    with np.errstate(over="ignore"):
-        for call in (lambda: index.add(4, bad), lambda: index.search(bad, 1, 9)):
-            with pytest.raises(DataError, match=words):
-                call()
-    for old in (3, 2, -1):
-        with pytest.raises(DataError, match=f"ids must increase, got {old} after 3"):
-            index.add(old, np.float32([0, 1, 0, 0]))
-    assert len(index) == 1 and index.search(np.float32([1, 0, 0, 0]), 5, 9)[0].tolist() == [3]
-
-
-def test_a_zero_vector_is_alike_to_nothing():
-    index = Flat()
-    index.add(0, np.zeros(4, np.float32))
-    index.add(1, np.float32([0, 1, 0, 0]))
-    ids, similarity = index.search(np.float32([0, 0.6, 0.8, 0]), 2, 9)
-    assert ids.tolist() == [1, 0] and similarity.tolist() == pytest.approx([0.6, 0])
-
-
-def test_an_empty_index_finds_nothing():
-    ids, similarity = Flat().search(np.float32([1, 0]), 5, 9)
-    assert (ids.shape, similarity.shape, ids.dtype, similarity.dtype) == ((0,), (0,), np.int64, np.float32)
+def test_the_index_of_the_configuration():
+    assert Config().retrieval.index == "flat"
+    assert Config.from_flat({"retrieval.index": "faiss"}).retrieval.index == "faiss"
+    with pytest.raises(ConfigError, match="retrieval.index: 'flats' is not one of faiss, flat"):
+        Config.from_flat({"retrieval.index": "flats"})
+    assert Config.from_flat({"retrieval.name": "megaloc"}).retrieval.options == {"model": "megaloc"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def check_descriptors(
         if not np.isfinite(rows[i]).all():
             raise DataError(f"global descriptor{names[i]}: not finite; run the model's check before it is used")
         if rows[i].any():
-            length = np.linalg.norm(rows[i].astype(np.float64))
+            length = math.hypot(*rows[i].tolist())
             raise DataError(f"global descriptor{names[i]}: expected unit length, got {length:.4g}; normalise it first")
     return d
 

@@ -51,11 +51,11 @@ class Faiss(ExactIndex):
         out = []
         for i, (query, limit) in enumerate(zip(queries, limits)):
             rows, similarity = (np.concatenate([f[part][i] for f in found]) for part in (0, 1))
-            similarity = np.where(rows >= 0, similarity, -np.inf)
-            floor = np.partition(similarity, -k)[-k] - margin
+            rows, similarity = rows[rows >= 0], similarity[rows >= 0]
+            floor = np.partition(similarity, -k)[-k] - margin if len(rows) > k else -np.inf
             parts = [rows[similarity >= floor]]
             for b, (of_block, values) in zip(blocks, found):
-                old_enough = self._blocks[b][: limit - self._starts[b]]
+                old_enough = self._blocks[b][: max(0, limit - self._starts[b])]
                 if len(of_block[i]) < len(old_enough) and values[i, -1] >= floor:  # those it was not asked for as well
                     more = np.flatnonzero(old_enough.astype(np.float32) @ query >= floor)
                     parts.append(more + self._starts[b])
