@@ -30,21 +30,28 @@ class Spread:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def interleaved(runs: dict[str, Callable], items: Sequence, rounds: int) -> dict[str, np.ndarray]:
+def interleaved(
+    runs: dict[str, Callable], items: Sequence, rounds: int, seed: int | None = None
+) -> dict[str, np.ndarray]:
     """Wall times A B C, A B C, ...: each round runs all of ``runs`` on the same item.
 
     Args:
         runs: name -> function of an item.
         items: one after the other, again from the start where there are more rounds.
+        seed: each round in another order. For runs of a millisecond, which pay for the memory that the one before gave
+            back.
     Returns:
         name -> (rounds,) milliseconds; the first ``WARM_UP`` rounds are left out.
     """
-    times = {name: [] for name in runs}
+    times, names = {name: [] for name in runs}, list(runs)
+    rng = np.random.default_rng(seed)
     for i in range(WARM_UP + rounds):
-        for name, run in runs.items():
+        if seed is not None:
+            rng.shuffle(names)
+        for name in names:
             time.sleep(_PAUSE_S)
             start = time.perf_counter()
-            run(items[i % len(items)])
+            runs[name](items[i % len(items)])
             times[name].append((time.perf_counter() - start) * 1e3)
     return {name: np.array(values[WARM_UP:]) for name, values in times.items()}
 

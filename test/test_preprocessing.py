@@ -1,7 +1,11 @@
 """Resize kernels and normalisation: against the filter's definition in float64, against Pillow, and as identity."""
 
+import json
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -387,3 +391,19 @@ def test_a_wrong_card_is_told(values, said):
 def test_images_without_pixels_are_refused(kernel, shape):
     with pytest.raises(DataError, match="expected uint8"):
         Preprocessing("rgb", 8, 8, kernel).apply(np.empty(shape, np.uint8))
+
+
+def test_the_benchmark_runs_and_its_exit_code_is_its_verdict(tmp_path):
+    benchmark = Path(__file__).parents[1] / "benchmarks" / "preprocessing.py"
+    command = [sys.executable, benchmark, "--rounds", "4", "--threads", "1", "2", "--json", tmp_path / "figures.json"]
+    environment = os.environ | {"PYTHONPATH": str(benchmark.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert list(found["threads"]) == ["1", "2"]
+    for rows in found["threads"].values():
+        assert list(rows) == ["area", "area+norm", "linear", "pillow", "antialias"]
+        assert all(row["ms"] > 0 and row["ratio"]["median"] > 0 for row in rows.values())
+        assert rows["area"]["ratio"]["median"] == 1
+    assert set(found["criteria"]) == {"antialias", "pillow"}
+    # How fast the machine is just now is not this test's affair.
+    assert done.returncode == int(max(found["criteria"].values()) > found["limit"]), done.stderr

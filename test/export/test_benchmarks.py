@@ -55,6 +55,16 @@ def test_runs_take_turns_on_the_same_item():
     assert {name: len(values) for name, values in times.items()} == {"a": 1, "b": 1}
 
 
+def test_a_seed_mixes_the_order_within_rounds():
+    calls = []
+    runs = {name: lambda item, name=name: calls.append((name, item)) for name in "abc"}
+    times = _timing.interleaved(runs, range(30), rounds=28, seed=0)
+    rounds = [calls[i : i + 3] for i in range(0, 90, 3)]
+    assert all(sorted(r) == [(name, i) for name in "abc"] for i, r in enumerate(rounds))
+    assert len({tuple(name for name, _ in r) for r in rounds}) == 6
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys("abc", 28)
+
+
 def test_warm_up_does_not_count(monkeypatch):
     clock, slow = Clock(), iter([0.3, 0.2])
     monkeypatch.setattr(_timing, "time", clock)
