@@ -55,6 +55,7 @@ CARDS = st.builds(
     layers=st.integers(0, 100),
     early_stop_layers=st.lists(st.integers(1, 100), max_size=3).map(tuple),
     tools=st.dictionaries(st.text(), st.text(), max_size=3),
+    self_check=st.dictionaries(st.text(), st.text(), max_size=3),
 )
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -148,10 +149,35 @@ def test_a_file_without_a_card_is_told_where_to_put_one(tmp_path):
         read_card(tmp_path / "x.xml")
 
 
-@pytest.mark.parametrize("schema", [0, -1, 2, 99, "1", True, 1.0, None])
+@pytest.mark.parametrize("schema", [0, -1, 3, 99, "1", True, 1.0, None])
 def test_another_schema_is_refused_before_its_fields(schema):
-    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 1: update vslam_features"):
+    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 2: update vslam_features"):
         ModelCard.from_dict({"schema": schema, "unheard_of": 1}, "here")
+
+
+# The fields of a card as the first version wrote them; it refuses others, and schemas above 1.
+FIRST = {"role", "name", "licence", "source_sha256", "precision", "version", "features_model", "inputs", "outputs",
+         "preprocessing", "layers", "early_stop_layers", "tools", "schema"}  # fmt: skip
+
+
+def test_older_versions_read_what_they_can_and_are_told_of_the_rest():
+    plain = FULL.to_dict()
+    assert set(plain) == FIRST and set(plain["preprocessing"]) == {"channels", "width", "height", "kernel"}
+    assert plain["schema"] == 1
+    for change in (
+        {"self_check": {"cosine": "0.99999"}},
+        {"preprocessing": Preprocessing("rgb", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))},
+        {"preprocessing": Preprocessing("rgb", 64, 48, "antialias")},
+    ):
+        card = replace(FULL, **change)
+        assert card.to_dict()["schema"] == 2 and ModelCard.from_dict(card.to_dict(), "here") == card
+
+
+def test_a_self_check_is_texts():
+    assert ModelCard.from_dict({**FULL.to_dict(), "self_check": {"a": "b"}}, "here").self_check == {"a": "b"}
+    for wrong in ({"a": 1}, {1: "a"}, ["a"], "a", None):
+        with pytest.raises(ModelFileError, match="self_check: expected texts by name, got"):
+            ModelCard.from_dict({**FULL.to_dict(), "self_check": wrong}, "here")
 
 
 @pytest.mark.parametrize(

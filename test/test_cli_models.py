@@ -27,6 +27,7 @@ from model_helpers import (
     tiny_config,
 )
 
+from vslam_features import classical
 from vslam_features import config as config_module
 from vslam_features.artifacts import records
 from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
@@ -36,11 +37,12 @@ from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import model_path
 from vslam_features.cli import doctor, model_checks, models_show
 from vslam_features.cli import models as models_cli
+from vslam_features.config import Config
 from vslam_features.models import Models
 from vslam_features.networks import recipes
 from vslam_features.runtimes import hardware
 
-NAMES = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
+NAMES = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov", "megaloc"]
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,8 @@ def test_list_of_a_fresh_machine(capsys):
     code, out, _ = said(capsys, "models", "list", "--json")
     listed = {m["name"]: m for m in json.loads(out)["models"]}
     assert code == 0 and list(listed) == NAMES
+    megaloc = listed["megaloc"]
+    assert megaloc["weights_mb"] is None and "models export megaloc --weights model.safetensors" in megaloc["get"]
     assert all(not m["built"] and not m["weights"] and not m["verified"] for m in listed.values())
     assert listed["xfeat"]["weights_mb"] == pytest.approx(6.25, abs=0.01)
     assert [n for n, m in listed.items() if m["default"]] == [n for n in NAMES if n in models_show.default_models()]
@@ -226,10 +230,58 @@ def test_sets_of_names(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(models_cli, "_make", lambda entry, *rest: asked.append(entry.name) or 0)
     monkeypatch.setattr("vslam_features.artifacts.sources.fetch_weights", lambda entry, **options: entry.name)
-    assert said(capsys, "models", "fetch", "all")[0] == 0 and asked == NAMES
+    code, _, err = said(capsys, "models", "fetch", "all")
+    assert code == 0 and asked == [n for n in NAMES if n != "megaloc"]
+    assert "megaloc: not among 'all'" in err and "models export megaloc --weights model.safetensors" in err
     asked.clear()
     assert said(capsys, "models", "fetch", "xfeat", "default", "xfeat")[0] == 0
     assert asked == list(dict.fromkeys(["xfeat", *models_show.default_models()]))
+
+
+@pytest.mark.parametrize("verb", ["fetch", "build", "info", "verify"])
+def test_a_model_that_is_exported_says_how(verb, capsys):
+    code, out, err = said(capsys, "models", verb, "megaloc")
+    assert code == 1 and not out and "Traceback" not in err and err.count("\n") <= 2
+    assert "download model.safetensors from https://huggingface.co/gberton/MegaLoc" in err
+    assert "'vslam-features models export megaloc --weights model.safetensors' (docs/megaloc.md)" in err
+
+
+def test_those_that_can_be_fetched_are_when_one_that_cannot_is_named_beside_them(ready, capsys):
+    code, out, err = said(capsys, "models", "fetch", "megaloc", "ready")
+    assert code == 1 and "ready fp32: equals" in out and "error: megaloc: the weights of megaloc are not fetched" in err
+
+
+def test_a_configuration_with_a_model_that_is_exported_says_how():
+    config = Config.from_flat({"retrieval.name": "megaloc"})
+    chosen, problem = classical.available(config)
+    assert chosen.retrieval.name == "vlad" and "models export megaloc --weights model.safetensors" in problem
+    assert "models fetch megaloc" not in problem and "models fetch xfeat" in problem
+
+
+@pytest.mark.parametrize("options", [["--weights", "w.safetensors"], ["--tiny"], ["--random"], ["--tiny", "--raw"]])
+@pytest.mark.parametrize("library", ["torch", "onnx_ir"])
+def test_exporting_without_its_libraries_names_the_extra(library, options, monkeypatch, capsys):
+    for name in list(sys.modules):
+        if name.startswith(("vslam_features.export", "vslam_features.graph", "vslam_features.networks.megaloc")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, "torch", None)  # which a machine that runs these tests may have
+    code, out, err = said(capsys, "models", "export", "megaloc", *options)
+    assert code == 1 and not out and "pip install 'vslam_features[export]'" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("options, message", [
+    ([], "--weights FILE is missing: download model.safetensors from https://huggingface.co/gberton/MegaLoc"),
+    (["--random", "--weights", "x.pth"], "--random makes the weights"),
+])  # fmt: skip
+def test_what_is_exported_must_be_said(options, message, capsys):
+    code, out, err = said(capsys, "models", "export", "megaloc", *options)
+    assert code == 1 and not out and message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("args", [[], ["xfeat"], ["megaloc", "--tiny", "--random"], ["megaloc", "--weights"]])
+def test_wrong_usage_of_export_is_exit_code_2(args, capsys):
+    assert said(capsys, "models", "export", *args)[0] == 2
 
 
 @pytest.mark.parametrize("verb", ["fetch", "build", "info", "verify"])

@@ -11,7 +11,16 @@ import pytest
 import yaml
 
 from vslam_features.artifacts import cache
-from vslam_features.artifacts.cache import cache_folder, cache_root, locked, place, placing, sha256_of
+from vslam_features.artifacts.cache import (
+    adopt,
+    cache_folder,
+    cache_root,
+    locked,
+    place,
+    placing,
+    sha256_of,
+    staging,
+)
 from vslam_features.artifacts.card import read_card
 from vslam_features.artifacts.catalogue import (
     DistributionSource,
@@ -21,7 +30,7 @@ from vslam_features.artifacts.catalogue import (
 )
 from vslam_features.artifacts.ready import place_ready
 from vslam_features.artifacts.sources import fetch_weights
-from vslam_features.errors import CacheError, ConfigError
+from vslam_features.errors import CacheError, ConfigError, FetchError
 from vslam_features.share import share_path
 
 CONTENT = b"weights" * 3000
@@ -41,7 +50,10 @@ def store(tmp_path, monkeypatch):
 
 def test_the_shipped_registry():
     entries = load_catalogue()
+    megaloc = entries.pop("megaloc")
     assert list(entries) == ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
+    assert (megaloc.role, megaloc.licence, megaloc.export, megaloc.recipe) == ("global", "MIT", "megaloc", "")
+    assert (megaloc.weights.sources, megaloc.weights.size) == ((), 0) and megaloc.weights.page in megaloc.how_to_get()
     for entry in entries.values():
         assert entry.origin == share_path("models/registry.yaml") and entry.recipe == entry.name
         assert any(isinstance(s, DistributionSource) for s in entry.weights.sources)
@@ -56,6 +68,8 @@ def test_the_shipped_registry():
 SOURCE = {"file": "net.onnx", "sha256": SHA256, "size": 21000, "sources": [{"path": "there/net.onnx"}]}
 MODEL = {"name": "net", "role": "features", "version": "1", "licence": "MIT", "homepage": "https://example.org"}
 BUILT = {**MODEL, "recipe": "xfeat", "weights": SOURCE}
+BROUGHT = {"file": "net.safetensors", "sha256": SHA256, "page": "https://example.org/net"}
+EXPORTED = {**MODEL, "export": "net", "weights": BROUGHT}
 READY = {**MODEL, "file": SOURCE, "card": {"precision": "fp16", "inputs": {"image": "input.1"}}}
 
 
@@ -109,6 +123,51 @@ def test_problems_of_an_entry(registry, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_catalogue([path])
     assert f"{path}: model" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"recipe": "xfeat"}, "either 'recipe' and 'weights'.*'export' and 'weights'"),
+        ({"weights": None}, "either 'recipe' and 'weights'"),
+        ({"card": {"precision": "fp32"}}, "either 'recipe' and 'weights'"),
+        ({"weights": SOURCE}, "unknown key 'size'.*'page' is missing"),
+        ({"weights": {**BROUGHT, "page": ""}}, "'page' is missing"),
+        ({"weights": {**BROUGHT, "sha256": "AB"}}, "sha256 'AB' is not 64"),
+        ({"weights": {**BROUGHT, "file": "a/b.pt"}}, "'a/b.pt' is not a bare file name"),
+        ({"weights": "net.pt"}, "expected a mapping, got str"),
+    ],
+)
+def test_problems_of_an_entry_that_is_exported(registry, change, message):
+    assert load_catalogue([registry(EXPORTED)])["net"].weights.page == "https://example.org/net"
+    with pytest.raises(ConfigError, match=message):
+        load_catalogue([registry({**EXPORTED, **change})])
+
+
+def test_weights_that_the_user_brings_are_not_fetched(registry, monkeypatch, tmp_path):
+    monkeypatch.setenv("VSLAM_FEATURES_MODELS", str(registry(EXPORTED)))
+    (tmp_path / "net.safetensors").write_bytes(CONTENT)
+    for options in ({}, {"offline": True}, {"from_path": tmp_path / "net.safetensors"}):
+        with pytest.raises(FetchError, match=r"not fetched: download net\.safetensors from https://example\.org/net"):
+            fetch_weights(find_entry("net"), **options)
+    assert not cache_root().exists()
+
+
+def test_a_file_is_adopted_whole_and_a_staging_folder_vanishes(tmp_path):
+    target = tmp_path / "new" / "model.onnx"
+    with staging(target.parent) as folder:
+        assert folder.parent == target.parent  # one file system, so that a rename is atomic
+        (folder / "a").write_bytes(CONTENT)
+        (folder / "left").write_bytes(b"more")
+        assert adopt(folder / "a", target) == target
+    assert [p.name for p in target.parent.iterdir()] == ["model.onnx"] and target.read_bytes() == CONTENT
+    with pytest.raises(KeyError), staging(target.parent) as folder:
+        (folder / "b").write_bytes(b"x")
+        raise KeyError
+    assert [p.name for p in target.parent.iterdir()] == ["model.onnx"]
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CacheError, match="cannot write to"), staging(tmp_path / "file"):
+        pass
 
 
 def test_arguments_of_pip_are_only_names(registry):

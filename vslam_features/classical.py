@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .artifacts.cache import cache_folder
 from .artifacts.card import read_card
+from .artifacts.catalogue import find_entry
 from .artifacts.store import SUFFIXES, locate
 from .config import Config
 from .errors import ModelError, ModelMissingError
@@ -80,7 +81,7 @@ def _problem(models: list[str], config: Config) -> str:
     """Why these models cannot be opened, and what brings them, in one sentence."""
     if _library_missing(config):
         return "onnxruntime is not installed: run \"pip install 'vslam_features[cpu]'\""
-    if len(models) > 1 and not any(Path(m).suffix in SUFFIXES for m in models):
+    if len(models) > 1 and not any(Path(m).suffix in SUFFIXES or find_entry(m).export for m in models):
         precision = config.runtime.precision
         variant = "" if precision == "fp32" else f" --precision {precision}"
         return (

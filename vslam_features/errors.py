@@ -86,6 +86,10 @@ class WeightsError(ModelError):
     """A file of network weights cannot be read, is damaged, or asks for more than tensors."""
 
 
+class ExportError(ModelError):
+    """A network cannot be exported, or what was exported does not compute what the network does."""
+
+
 class FetchError(ModelError):
     """A model's file could be had from none of its sources."""
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,32 @@ def placing(target: str | Path) -> Iterator[BinaryIO]:
             file.raw.close()  # closing the file itself would flush again, fail again, and hide the reason
             with contextlib.suppress(OSError):
                 os.unlink(part)
+
+
+@contextlib.contextmanager
+def staging(folder: str | Path) -> Iterator[Path]:
+    """A hidden folder inside ``folder`` for files that are checked before they count; it vanishes with what is left.
+
+    Raises CacheError where it cannot be made.
+    """
+    folder = Path(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def adopt(file: str | Path, target: str | Path) -> Path:
+    """Rename a finished file of the same disk to ``target``, durably; an older one is replaced. Raises CacheError."""
+    target = Path(target)
+    with writing(target.parent):
+        with open(file, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(file, target)
+    return target
 
 
 @contextlib.contextmanager

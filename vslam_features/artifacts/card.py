@@ -21,7 +21,10 @@ from .onnx_header import read_metadata
 from .preprocessing import Preprocessing
 
 METADATA_KEY = "vslam_features"
-SCHEMA = 1
+# 2: self_check; mean, std and more kernels of the preprocessing. A card that uses none of these is written as 1, and
+# older versions read it; of a card of 2 they say that they must be updated.
+SCHEMA = 2
+_KERNELS_OF_1 = ("none", "area", "linear")
 ROLES = ("features", "matcher", "global")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _KINDS = {str: "a text", int: "a whole number", tuple: "a list", Preprocessing: "a mapping"}
@@ -44,6 +47,7 @@ class ModelCard:
         inputs, outputs: our tensor name -> the file's, where they differ.
         layers: of a matcher; ``early_stop_layers``: those after which it may stop.
         tools: what wrote the file, name -> version.
+        self_check: figures of the checks that the file passed when it was written, label -> text; for people.
     """
 
     role: str
@@ -59,11 +63,21 @@ class ModelCard:
     layers: int = 0
     early_stop_layers: tuple[int, ...] = ()
     tools: dict[str, str] = field(default_factory=dict)
-    schema: int = SCHEMA
+    self_check: dict[str, str] = field(default_factory=dict)
+    schema: int = 1
+
+    def __post_init__(self):
+        steps = self.preprocessing
+        if self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1:
+            object.__setattr__(self, "schema", SCHEMA)
 
     def to_dict(self) -> dict:
         """Plain JSON values."""
-        return dataclasses.asdict(self) | {"early_stop_layers": list(self.early_stop_layers)}
+        values = dataclasses.asdict(self) | {"early_stop_layers": list(self.early_stop_layers)}
+        values["preprocessing"] = self.preprocessing.to_dict()
+        if not self.self_check:
+            del values["self_check"]
+        return values
 
     def to_json(self) -> str:
         """The text that goes into ONNX metadata."""
@@ -74,7 +88,7 @@ class ModelCard:
         """Raises ModelFileError that names ``where`` and every problem."""
         if not isinstance(values, dict):
             raise ModelFileError(f"{where}: a model card is a mapping, got {type(values).__name__}")
-        schema = values.get("schema", SCHEMA)
+        schema = values.get("schema", 1)
         if type(schema) is not int or not 1 <= schema <= SCHEMA:
             raise ModelFileError(
                 f"{where}: the card has schema {schema!r}, this version reads 1 to {SCHEMA}: update vslam_features"
@@ -136,6 +150,17 @@ def read_card(path: Path) -> ModelCard:
 def sidecar_path(path: Path) -> Path:
     """Where the card of a file without one is looked for."""
     return path.with_name(path.name + ".card.yaml")
+
+
+def set_aside_sidecar(path: Path) -> Path | None:
+    """Rename a card beside a file that is about to be replaced by one with a card of its own; where it is now, if any.
+
+    It is that of another file of this name, or a user's: kept, but not used.
+    """
+    sidecar = sidecar_path(path)
+    if not sidecar.is_file():
+        return None
+    return sidecar.replace(sidecar.with_name(sidecar.name + ".old"))
 
 
 def identity(card: ModelCard, sha256: str) -> ModelIdentity:

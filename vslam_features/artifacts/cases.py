@@ -70,7 +70,7 @@ def image_cases(
     Raises:
         ImageError: a file is no image. DataError: fewer than two, or a matcher without ``extract``.
     """
-    files = [f for path in map(Path, paths) for f in _image_files(path)]
+    files = [f for path in map(Path, paths) for f in image_files(path)]
     if len(files) < 2:
         raise DataError(f"--images: expected two pictures at least, got {len(files)} in {[str(p) for p in paths]}")
     if card.role == "matcher" and extract is None:
@@ -104,7 +104,8 @@ def saved_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _image_files(path: Path) -> list[Path]:
+def image_files(path: Path) -> list[Path]:
+    """The picture that is named, or those of a folder by their names. Raises ImageError where there is neither."""
     if path.is_dir():
         return sorted(f for f in path.iterdir() if f.suffix.lower() in _IMAGES)
     if not path.is_file():

@@ -57,12 +57,16 @@ Source = Union[DistributionSource, UrlSource, PathSource]
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file by content, and where it can be had, best source first. ``size`` in bytes."""
+    """One file by content, and where it can be had, best source first. ``size`` in bytes.
+
+    Of a file that the user brings there are no sources and no size (0), but the ``page`` that has it.
+    """
 
     file: str
     sha256: str
     size: int
     sources: tuple[Source, ...]
+    page: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ class ModelEntry:
     Args:
         role: ``features``, ``matcher`` or ``global``.
         licence: SPDX identifier of the weights.
-        weights: what is fetched: the weights that the recipe builds the model from, or the ready model file.
+        weights: what is fetched: the weights that the recipe builds the model from, or the ready model file. Of a model
+            that is exported: the published weights, which the user brings.
         features_model: name of the features that a matcher takes.
-        recipe: name of the network's builder; empty for a ready file.
+        recipe: name of the network's builder; else empty.
+        export: name of the exporter (``models export``) of a model whose weights are not fetched; else empty.
         card: of a ready file.
         origin: the registry file that the entry is in.
     """
@@ -88,8 +94,19 @@ class ModelEntry:
     paper: str = ""
     features_model: str = ""
     recipe: str = ""
+    export: str = ""
     card: ModelCard | None = None
     origin: Path = Path()
+
+    def how_to_get(self, precision: str = "fp32") -> str:
+        """What brings the model's file, for messages."""
+        if self.export:
+            return (
+                f"download {self.weights.file} from {self.weights.page} and run 'vslam-features models export "
+                f"{self.export} --weights {self.weights.file}' (docs/{self.export}.md)"
+            )
+        variant = "" if precision == "fp32" else f" --precision {precision}"
+        return f"run 'vslam-features models fetch {self.name}{variant}'"
 
 
 def load_catalogue(paths: Sequence[str | Path] | None = None) -> dict[str, ModelEntry]:
@@ -148,7 +165,7 @@ def _read(path: Path, problems: list[str]) -> dict[str, ModelEntry]:
 
 
 _TEXTS = {"name": True, "role": True, "version": True, "licence": True, "homepage": True}
-_TEXTS |= {"paper": False, "features_model": False, "recipe": False}
+_TEXTS |= {"paper": False, "features_model": False, "recipe": False, "export": False}
 
 
 def _entry(values: Any, where: str, path: Path, problems: list[str]) -> ModelEntry | None:
@@ -161,18 +178,24 @@ def _entry(values: Any, where: str, path: Path, problems: list[str]) -> ModelEnt
         problems.append(f"{where}: role {texts['role']!r} is not one of {', '.join(ROLES)}")
     if (texts["role"] == "matcher") != bool(texts["features_model"]):
         problems.append(f"{where}: 'features_model' belongs to a matcher, and to nothing else")
-    recipe = bool(texts["recipe"])
-    wanted = ("recipe", "weights") if recipe else ("file", "card")
-    if {k for k in ("recipe", "weights", "file", "card") if values.get(k)} != set(wanted):
-        problems.append(f"{where}: give either 'recipe' and 'weights', or, for a ready model, 'file' and 'card'")
+    kinds = ({"recipe", "weights"}, {"file", "card"}, {"export", "weights"})
+    if (given := {k for k in ("recipe", "export", "weights", "file", "card") if values.get(k)}) not in kinds:
+        problems.append(
+            f"{where}: give either 'recipe' and 'weights', or, for a ready model, 'file' and 'card', or, for one that "
+            "is exported from weights of the user, 'export' and 'weights'"
+        )
         return None
-    weights = _source_file(values["weights" if recipe else "file"], where, path.parent, problems)
+    if texts["export"]:
+        weights = _brought_file(values["weights"], where, problems)
+    else:
+        weights = _source_file(values["weights" if texts["recipe"] else "file"], where, path.parent, problems)
     if weights is None:
         return None
-    card = None if recipe else _card(values["card"], texts, where, problems)
+    ready = "card" in given
+    card = _card(values["card"], texts, where, problems) if ready else None
     if card is not None:  # the file was made from nothing else that is known
         card = replace(card, source_sha256=card.source_sha256 or weights.sha256)
-    if not recipe and not weights.file.endswith(".onnx"):
+    if ready and not weights.file.endswith(".onnx"):
         problems.append(f"{where}: a ready model is an .onnx file, got {weights.file}")
     return ModelEntry(**texts, weights=weights, card=card, origin=path)
 
@@ -190,14 +213,27 @@ def _card(values: Any, texts: dict[str, str], where: str, problems: list[str]) -
         return None
 
 
-def _source_file(values: Any, where: str, folder: Path, problems: list[str]) -> SourceFile | None:
-    texts = _texts(values, {"file": True, "sha256": True}, ("size", "sources"), where, problems)
+def _brought_file(values: Any, where: str, problems: list[str]) -> SourceFile | None:
+    """The published weights of a model that is exported: what they are, and the page that has them."""
+    texts = _texts(values, {"file": True, "sha256": True, "page": True}, (), where, problems)
     if texts is None:
         return None
+    _check_file(texts, where, problems)
+    return SourceFile(texts["file"], texts["sha256"], 0, (), texts["page"])
+
+
+def _check_file(texts: dict[str, str], where: str, problems: list[str]) -> None:
     if not _NAME.fullmatch(texts["file"]):
         problems.append(f"{where}: file {texts['file']!r} is not a bare file name")
     if not _SHA256.fullmatch(texts["sha256"]):
         problems.append(f"{where}: sha256 {texts['sha256']!r} is not 64 lower-case hexadecimal digits")
+
+
+def _source_file(values: Any, where: str, folder: Path, problems: list[str]) -> SourceFile | None:
+    texts = _texts(values, {"file": True, "sha256": True}, ("size", "sources"), where, problems)
+    if texts is None:
+        return None
+    _check_file(texts, where, problems)
     size = values.get("size")
     if type(size) is not int or size <= 0:
         problems.append(f"{where}: size {size!r} is not a number of bytes")

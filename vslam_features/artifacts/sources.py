@@ -44,9 +44,12 @@ def fetch_weights(
         progress: opens a bar of bytes, by label.
     Raises:
         ModelFileError: ``from_path`` is another file.
-        FetchError: no source has the file; lists what was tried, why it failed, and what else works.
+        FetchError: no source has the file; lists what was tried, why it failed, and what else works. Or the model is
+            one that is exported from weights that the user brings.
         CacheError: the cache cannot be written.
     """
+    if entry.export:
+        raise FetchError(f"the weights of {entry.name} are not fetched: {entry.how_to_get()}")
     target, file = weights_path(entry), entry.weights
     if _is_there(target, file, progress):
         return target

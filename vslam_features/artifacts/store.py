@@ -36,10 +36,8 @@ def locate(model: str, precision: str) -> Path:
         return path
     path = model_path(model, precision)
     if not path.is_file():
-        find_entry(model)
-        variant = "" if precision == "fp32" else f" --precision {precision}"
+        entry = find_entry(model)
         raise ModelMissingError(
-            f"model '{model}' ({precision}) is not on this machine (looked for {path}): "
-            f"run 'vslam-features models fetch {model}{variant}'"
+            f"model '{model}' ({precision}) is not on this machine (looked for {path}): {entry.how_to_get(precision)}"
         )
     return path

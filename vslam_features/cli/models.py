@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
-from . import models_show, models_verify
+from . import model_export, models_show, models_verify
 
 _EXAMPLES = """examples:
   vslam-features models fetch default          the models of the default configuration
@@ -22,8 +22,8 @@ def add_parser(subparsers) -> None:
     """Register the command and its verbs."""
     parser = subparsers.add_parser(
         "models",
-        help="learned models: list, fetch, build, info, verify",
-        description="Learned models: their weights are fetched, built into model files, and compared with a reference.",
+        help="learned models: list, fetch, build, export, info, verify",
+        description="Learned models: their weights are fetched, made into model files, and compared with a reference.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,6 +47,8 @@ def add_parser(subparsers) -> None:
     )
     verb.add_argument("names", nargs="+", metavar="NAME", help="as of fetch")
     _precision(verb)
+
+    model_export.add_arguments(_verb(verbs, "export", model_export.HELP, model_export.EXAMPLE))
 
     example = "vslam-features models info xfeat\n         vslam-features models info some_model.onnx"
     verb = _verb(verbs, "info", "card, inputs and outputs, identity and parity records of a model", example)
@@ -79,6 +81,7 @@ def run(args) -> int:
         "list": models_show.list_models,
         "fetch": _fetch,
         "build": _build,
+        "export": model_export.run,
         "info": models_show.info,
         "verify": models_verify.run,
     }
@@ -89,7 +92,11 @@ def _chosen(names: list[str]) -> list:
     """Registry entries of names and sets of names, in order, each once."""
     from ..artifacts.catalogue import find_entry, load_catalogue
 
-    sets = {"default": models_show.default_models(), "all": list(load_catalogue())}
+    catalogue = load_catalogue()
+    sets = {"default": models_show.default_models(), "all": [n for n, e in catalogue.items() if not e.export]}
+    if "all" in names:
+        for entry in (e for n, e in catalogue.items() if e.export and n not in names):
+            print(f"{entry.name}: not among 'all', its weights are not fetched: {entry.how_to_get()}", file=sys.stderr)
     wanted = [n for name in names for n in sets.get(name, [name])]
     return [find_entry(name) for name in dict.fromkeys(wanted)]
 
@@ -122,15 +129,15 @@ def _build(args) -> int:
 
 def _make(entry, weights: Path, precision: str, force: bool) -> int:
     """Build and verify a model; 1 where it failed. A file that failed does not stay."""
-    from ..artifacts.card import sidecar_path
+    from ..artifacts.card import set_aside_sidecar, sidecar_path
     from ..artifacts.gate_table import table
     from ..artifacts.store import model_path
 
     if entry.card is not None:
         precision = entry.card.precision  # a ready file has one
     target = model_path(entry.name, precision)
-    if entry.card is None:
-        _set_aside(sidecar_path(target))
+    if entry.card is None and (old := set_aside_sidecar(target)):
+        print(f"{target}: a built model has its own card; the one beside it is now {old.name}", file=sys.stderr)
     if force or not _is_of(target, entry):
         _write(entry, weights, precision, target)
         print(f"{entry.name}: {target} ({target.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
@@ -149,14 +156,6 @@ def _make(entry, weights: Path, precision: str, force: bool) -> int:
             path.unlink(missing_ok=True)
         print(f"error: {entry.name}: failed its comparison, the file was removed\n{table(report)}", file=sys.stderr)
     return 0 if report.passed else 1
-
-
-def _set_aside(sidecar: Path) -> None:
-    """A card beside a model that is built is that of another file of this name, or a user's: kept, but not used."""
-    if sidecar.is_file():
-        old = sidecar.with_name(sidecar.name + ".old")
-        sidecar.replace(old)
-        print(f"{sidecar}: a built model has its own card; this one is now {old.name}", file=sys.stderr)
 
 
 def _is_of(target: Path, entry) -> bool:

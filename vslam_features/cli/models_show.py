@@ -31,9 +31,11 @@ def list_models(args) -> int:
     for r in rows:
         name = r["name"] + (" *" if r["default"] else "")
         here = ", ".join(r["built"]) or ("weights" if r["weights"] else "-")
-        mb = f"{r['weights_mb']:.1f} MB"
+        mb = "export" if r["weights_mb"] is None else f"{r['weights_mb']:.1f} MB"
         print(f"{name:<18} {r['role']:<9} {r['licence']:<13} {mb:>8}  {here:<12} {', '.join(r['verified']) or '-'}")
-    print(f"* of the default configuration; files are in {cache_root()}")
+    exported = ", ".join(r["name"] for r in rows if r["weights_mb"] is None)
+    hint = f"{exported}: from weights that you download, by 'vslam-features models export'; " if exported else ""
+    print(f"* of the default configuration; {hint}files are in {cache_root()}")
     return 0
 
 
@@ -51,8 +53,9 @@ def _state(entry, default: bool) -> dict:
         "licence": entry.licence,
         "homepage": entry.homepage,
         "default": default,
-        "weights_mb": entry.weights.size / 1e6,
+        "weights_mb": None if entry.export else entry.weights.size / 1e6,
         "weights": weights_path(entry).is_file(),
+        "get": entry.how_to_get(),
         "built": built,
         "verified": sorted({r.runtime for r in records if r.passed}),
         "failed": sorted({r.runtime for r in records if not r.passed}),

@@ -1,0 +1,145 @@
+"""A torch module as an ONNX file: exported by way of ``torch.export``, stripped, checked.
+
+Exported files hold no traces of the machine: the exporter notes source files and stack traces at every node, and
+these are removed. What wrote the file stays (``producer_name``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+from ..artifacts.cache import writing
+from ..artifacts.card import METADATA_KEY, ModelCard
+from ..errors import ExportError
+
+logger = logging.getLogger(__name__)
+
+OPSET = 18
+MAX_PROTO_BYTES = 2**31 - 1  # of one protobuf message
+
+
+def export(
+    module: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    outputs: Sequence[str],
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    debug: bool = False,
+) -> ir.Model:
+    """The graph of a module, optimised, in opset 18, without metadata and doc strings.
+
+    The tensors of the graph are those of the module: they are not copied.
+
+    Args:
+        module: in evaluation mode; it is called with ``inputs`` by position.
+        inputs: name in the graph -> example, in the order of the module's arguments.
+        outputs: names in the graph, in the order in which the module returns them.
+        dynamic: input name -> axis -> name of its extent, where that is not the example's. Axes of the same name have
+            the same extent.
+        debug: let the exporter say what it does.
+    Raises:
+        ExportError: the module cannot be traced or has an operator that ONNX lacks.
+    """
+    shapes = None
+    if dynamic:
+        axes = {name: torch.export.Dim(name) for extents in dynamic.values() for name in extents.values()}
+        shapes = tuple({i: axes[n] for i, n in dynamic.get(name, {}).items()} or None for name in inputs)
+    module.eval()
+    with contextlib.nullcontext() if debug else _quiet(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                module,
+                tuple(inputs.values()),
+                input_names=list(inputs),
+                output_names=list(outputs),
+                opset_version=OPSET,
+                dynamic_shapes=shapes,
+                dynamo=True,
+                optimize=True,
+                external_data=False,
+                verbose=debug,
+            )
+        except Exception as error:  # every kind that torch.export and the decompositions raise
+            raise ExportError(f"{type(module).__name__} cannot be exported: {_first_line(error)}") from error
+    model = program.model
+    ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    return model
+
+
+def write(model: ir.Model, path: Path) -> None:
+    """Write a graph and prove the file: the full checker and strict type inference, both on what was written.
+
+    Raises:
+        ExportError: it is over 2 GB, which one ONNX file cannot be, or the file is not valid. CacheError.
+    """
+    with writing(path.parent):
+        _serialise(model, path)
+    problem = _problem(path)
+    if problem:
+        raise ExportError(f"the exported {path.name} is not valid ONNX: {problem}")
+
+
+def add_card(path: Path, card: ModelCard) -> None:
+    """Append a card to the metadata of a file that has none. Raises CacheError.
+
+    Fields of a protobuf message may come in any order, and repeated ones add up: nothing else is written again.
+    """
+    entry = onnx.ModelProto()
+    onnx.helper.set_model_props(entry, {METADATA_KEY: card.to_json()})
+    with writing(path.parent), open(path, "ab") as file:
+        file.write(entry.SerializeToString())
+
+
+def _serialise(model: ir.Model, path: Path) -> None:
+    """Two copies of the weights at most are in memory: the message, and its bytes."""
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if size > MAX_PROTO_BYTES:
+        raise ExportError(f"{path.name}: its weights take {size / 1e9:.1f} GB, one ONNX file has 2 GB at most")
+    proto = ir.to_proto(model)
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def _problem(path: Path) -> str:
+    """Why a file is not valid; empty where it is. By path, so that onnx reads it without a copy in Python."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+        # The graph with inferred shapes is written somewhere in any case.
+        onnx.shape_inference.infer_shapes_path(str(path), os.devnull, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return _first_line(error)
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the exporter prints and warns of goes to the debug log."""
+    said = io.StringIO()
+    names = ("torch", "onnxscript", "onnx_ir")
+    levels = {name: logging.getLogger(name).level for name in names}
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            for name in names:
+                logging.getLogger(name).setLevel(logging.ERROR)
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if said.getvalue():
+            logger.debug("exporter: %s", said.getvalue())
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:400]
