@@ -5,8 +5,7 @@
     python benchmarks/preprocessing.py --threads 1 2 --image 1280 720 --json figures.json
 
 A run is the whole of ``Preprocessing.apply``: uint8 RGB image to f32 tensor,
-with mean and std (``area+norm``: what these cost). Prints medians, and ratios
-round by round to ``area`` without them. Exit code 1 where ``antialias`` or
+with mean and std. Prints medians, and ratios round by round to ``area``. Exit code 1 where ``antialias`` or
 ``pillow`` take more than 1.3 times that on one thread. OpenCV's INTER_AREA
 runs on more threads where it may, the other two on one: so with more threads
 ratios say how idle the machine is, and are shown only.
@@ -41,8 +40,7 @@ def measure(image: tuple[int, int], size: tuple[int, int], threads: int, rounds:
     cv2.setNumThreads(threads)
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (image[1], image[0], 3), np.uint8) for _ in range(IMAGES)]
-    runs = {"area": Preprocessing("rgb", *size, "area").apply}
-    runs |= {f"{k}+norm" if k == "area" else k: Preprocessing("rgb", *size, k, MEAN, STD).apply for k in KERNELS}
+    runs = {kernel: Preprocessing("rgb", *size, kernel, MEAN, STD).apply for kernel in KERNELS}
     times = interleaved(runs, pictures, rounds, seed=0)
     return {
         name: {

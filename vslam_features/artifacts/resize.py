@@ -52,16 +52,18 @@ def antialias(image: np.ndarray, width: int, height: int) -> Sequence[np.ndarray
     with weights that fall linearly to 0 there; scale = size in / size out. So an axis that grows is plain bilinear.
     """
     rows, columns, *channels = image.shape
+    down, across = _bands(rows, height, _ROWS), _bands(columns, width, _COLUMNS)
+    strips, layers = _parts(columns, down), _parts(height, across)
     tall = np.empty((height, columns), np.float32)
     resized = np.empty((*(channels or [1]), height, width), np.float32)
     for channel, out in enumerate(resized):
         plane = cv2.extractChannel(image, channel)  # not all at once: fresh memory costs more than the reading
-        for outputs, inputs, weights in _bands(rows, height, _ROWS):
-            for part in _parts(columns, weights):
-                np.matmul(weights, plane[inputs, part].astype(np.float32), out=tall[outputs, part])
-        for outputs, inputs, weights in _bands(columns, width, _COLUMNS):
-            for part in _parts(height, weights):
-                np.matmul(tall[part, inputs], weights.T, out=out[part, outputs])
+        for strip in strips:
+            for outputs, inputs, weights in down:
+                np.matmul(weights, plane[inputs, strip].astype(np.float32), out=tall[outputs, strip])
+        for layer in layers:
+            for outputs, inputs, weights in across:
+                np.matmul(tall[layer, inputs], weights.T, out=out[layer, outputs])
     return resized
 
 
@@ -88,7 +90,7 @@ def _bands(n_in: int, n_out: int, block: int) -> tuple[tuple[slice, slice, np.nd
     return tuple(bands)
 
 
-def _parts(length: int, weights: np.ndarray) -> list[slice]:
-    """Of the axis that weights are not for: so much at a time that a product stays small."""
-    step = max(1, _PRODUCT // weights.size)
+def _parts(length: int, bands: tuple) -> list[slice]:
+    """Of the axis that bands are not of: so much at a time that products stay small."""
+    step = max(1, _PRODUCT // max(weights.size for _, _, weights in bands))
     return [slice(first, min(first + step, length)) for first in range(0, length, step)]
