@@ -18,7 +18,7 @@ from ..errors import PluginError
 
 # Rows and columns that one matrix product makes. Weights are banded: larger blocks multiply more zeros, smaller ones
 # make more calls. Of 4 to 64 these took the least time for 640x480 to 322x322.
-_ROWS, _COLUMNS = 8, 16
+_ROWS, _COLUMNS = 12, 16
 # Multiplications of one product. OpenBLAS wakes its other threads above this, and where those find all cores busy, as
 # beside other work they do, an image was seen to take 150 ms instead of 2.
 _PRODUCT = 1 << 18
