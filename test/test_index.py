@@ -1,9 +1,13 @@
 """flat and faiss against sums that are exact (math.fsum), of the vectors as they are stored."""
 
+import gc
 import importlib.util
 import math
 import sys
+import threading
+import time
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -104,24 +108,25 @@ def test_equal_vectors_rank_the_older_first(make, count, k):
     assert index.search(d[1], k, count)[0].tolist() == [count, *range(count)][:k]
 
 
-def test_order_is_right_where_f32_cannot_tell(make):
-    """300 neighbours of a vector, closer together than sums in f32 are exact."""
-    rng = np.random.default_rng(3)
-    rows = np.repeat(unit(rng, 1, 8448), 300, axis=0)
-    change = rng.integers(0, 8448, 300)
-    rows[np.arange(300), change] *= np.float32(1 + 2**-9)  # two units of f16
-    query = unit(rng, 1, 8448)[0] * np.float32(0.1) + rows[0]
+@pytest.mark.parametrize("block_bytes", [2**17, 2**24])
+def test_order_is_right_where_f32_cannot_tell(make, block_bytes):
+    """300 neighbours of a vector, closer together than sums in f32 are exact, whatever the best k are."""
+    rng, count, dim = np.random.default_rng(3), 300, 8448
+    rows = np.repeat(unit(rng, 1, dim).astype(np.float16).astype(np.float32), count, axis=0)
+    query = unit(rng, 1, dim)[0] * np.float32(0.1) + rows[0]
     query /= np.linalg.norm(query)
+    small = np.argsort(np.abs(rows[0] * query))[3000 : 3000 + count]
+    rows[np.arange(count), small] *= np.float32(1 + 2**-8)  # some units of f16
     stored = as_stored(make, rows)
     truth = np.array(exact(stored, query))
-    naive = np.argsort(-(stored.astype(np.float32) @ query), kind="stable")[:50]
-    order = np.lexsort((np.arange(300), -truth))[:50]
-    assert (naive != order).any() and np.diff(np.sort(truth)).max() < 1e-5, "or it would be too easy"
-    index = make()
-    index.add_batch(range(300), rows)
-    found = index.search(query, 50, 300)
-    check(found, stored, range(300), query, 50, 300)
-    assert found[0].tolist() == order.tolist()
+    assert np.ptp(truth) < 1e-7, "or f32 could tell"
+    order = np.lexsort((np.arange(count), -truth)).tolist()
+    naive = np.argsort(-(stored.astype(np.float32) @ query), kind="stable").tolist()
+    assert all(set(naive[:k]) != set(order[:k]) for k in (1, 5, 20))
+    index = make(block_bytes)
+    index.add_batch(range(count), rows)
+    for k in (1, 2, 5, 10, 20, 100):
+        check(index.search(query, k, count), stored, range(count), query, k, count)
 
 
 @FAISS
@@ -203,6 +208,26 @@ def test_an_index_keeps_its_own_copy(make):
     row = d[0].copy()
     d[:] = 0
     assert index.search(row, 1, 9)[1][0] == pytest.approx(1, abs=1e-3)
+
+
+def test_an_index_that_nobody_holds_is_gone_with_its_threads(make):
+    """As where another map is opened."""
+
+    def threads():
+        return {t.ident for t in threading.enumerate()}
+
+    before, index = threads(), make(block_bytes=BLOCK)
+    index.add_batch(range(90), unit(np.random.default_rng(0), 90, 8))
+    index.search(np.float32([1, 0, 0, 0, 0, 0, 0, 0]), 5, 90)
+    gone, own = weakref.ref(index), threads() - before
+    assert own
+    del index
+    gc.collect()
+    assert gone() is None
+    until = time.monotonic() + 10
+    while own & threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not own & threads()
 
 
 # -- at the door -------------------------------------------------------------------------------

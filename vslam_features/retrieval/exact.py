@@ -6,17 +6,20 @@ import operator
 from abc import abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ..errors import DataError
+from ..runtimes.hardware import usable_cpus
 from .base import UNIT_TOLERANCE, Index, check_descriptors
 
 BLOCK_BYTES = 24 * 2**20
 _FIRST_ROWS = 16
 _QUERIES = 64  # that are scanned for at once
 _RANKED = 64  # rows in f64 at once
+_MOST_THREADS = 8  # beyond, memory is not faster
 
 
 class ExactIndex(Index):
@@ -32,10 +35,14 @@ class ExactIndex(Index):
     Args:
         block_bytes: size of a block.
         dtype: of the stored vectors.
+        prepare: called once in each of the threads that scan.
     """
 
-    def __init__(self, block_bytes: int, dtype: type):
+    def __init__(self, block_bytes: int, dtype: type, prepare: Callable[[], None] | None = None):
         self._block_bytes, self._dtype = block_bytes, np.dtype(dtype)
+        # Threads of our own: those of numpy's BLAS and of faiss wait for each other at the end of each block, several
+        # times as long as a search takes where other work has the cores, as on a robot.
+        self._pool = ThreadPoolExecutor(min(usable_cpus(), _MOST_THREADS), "index", prepare)
         self._ids = array("q")
         self._blocks: list[np.ndarray] = []
         self._starts: list[int] = []  # the first row of each block

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
 from ..errors import PluginError
-from ..runtimes.hardware import usable_cpus
 from .exact import BLOCK_BYTES, ExactIndex
 
 _SPARE = 8
 """Neighbours that a block is asked for beyond k: mostly enough to see all that rounding might have put behind."""
-_MOST_THREADS = 8  # beyond, memory is not faster
 
 
 class Faiss(ExactIndex):
     """Vectors are rounded to f16 when they are added; queries are not.
 
     A block is a faiss ``IndexScalarQuantizer`` of fixed size whose codes are written in place: faiss itself would
-    double and copy them as they grow. Blocks are searched in several threads, as faiss takes one for a query.
+    double and copy them as they grow.
 
     Raises:
         PluginError: faiss is not installed.
@@ -28,13 +24,11 @@ class Faiss(ExactIndex):
     runtime = "faiss"
 
     def __init__(self, block_bytes: int = BLOCK_BYTES):
-        super().__init__(block_bytes, np.float16)
-        self._faiss = _library()
+        self._faiss = faiss = _library()
+        # One thread of faiss in each of ours: else each starts as many as there are cores. Threads keep what they are
+        # given, so no reference to this index.
+        super().__init__(block_bytes, np.float16, lambda: faiss.omp_set_num_threads(1))
         self._quantizers: list = []
-        # Each of these threads is one of faiss: else each would start as many again as there are cores.
-        self._pool = ThreadPoolExecutor(
-            min(usable_cpus(), _MOST_THREADS), "index", self._faiss.omp_set_num_threads, (1,)
-        )
 
     def _allocate(self, rows: int, dimension: int) -> np.ndarray:
         f = self._faiss

@@ -17,12 +17,27 @@ class Flat(ExactIndex):
         return np.empty((rows, dimension), np.float32)  # the system gives a page when it is first written to
 
     def _scan(self, queries: np.ndarray, limits: list[int], k: int, margin: float) -> list[np.ndarray]:
-        count = max(limits)
-        similarity = np.empty((len(queries), count), np.float32)
+        similarity = np.empty((len(queries), max(limits)), np.float32)
+        parts = []
         for start, block in zip(self._starts, self._blocks):
-            out = similarity[:, start : start + len(block)]
-            np.matmul(queries, block[: out.shape[1]].T, out=out)
+            block = block[: max(0, similarity.shape[1] - start)]
+            parts += [(start + i, block[i : i + _PART]) for i in range(0, len(block), _PART)]
+
+        def scan(part):
+            start, rows = part
+            # A product for each row: a single one of matrix and vector would start threads of its own.
+            np.matmul(rows[:, None, :], queries[0, :, None], out=similarity[0, start : start + len(rows), None, None])
+
+        if len(queries) == 1:
+            list(self._pool.map(scan, parts))
+        else:
+            for start, rows in parts:
+                np.matmul(queries, rows.T, out=similarity[:, start : start + len(rows)])
         return [best(row[:limit], k, margin) for row, limit in zip(similarity, limits)]
+
+
+_PART = 256
+"""Rows that a thread scans at once, so that all end at about the same time."""
 
 
 def best(similarity: np.ndarray, k: int, margin: float) -> np.ndarray:
