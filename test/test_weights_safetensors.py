@@ -59,7 +59,7 @@ def test_values_types_and_shapes_are_those_saved(load):
 
 def test_the_documented_layout_is_read(load):
     got = load(TWO)
-    assert list(got) == ["kernel", "count"] and got["count"] == 5
+    assert list(got) == ["count", "kernel"] and got["count"] == 5
     np.testing.assert_array_equal(got["kernel"], KERNEL, strict=True)
 
 

@@ -28,6 +28,7 @@ class Exportable(nn.Module):
         self.config = model.config
         self.backbone = model.backbone
         self.aggregator = model.aggregator
+        self.train(model.training)
         # Rewrite 1: the interpolated positions are a constant of the size; else the graph resizes them at each run.
         with torch.no_grad():
             self.register_buffer("positions", model.backbone.position_embedding(*self.config.grid).clone())

@@ -36,9 +36,9 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     """All tensors of a safetensors file, or of a state dict that ``torch.save`` wrote: name -> array.
 
     Reads the zip format (PyTorch 1.6 and later) and the stream of pickles before it. A checkpoint that holds one state
-    dict among other entries gives that state dict. Arrays are C-contiguous, writable, in native byte order and of the
-    type saved; bfloat16 becomes float32. Values are not judged: the zip format has checksums, the others have none, so
-    compare the file's sha256 with the registry's.
+    dict among other entries gives that state dict. Its order is kept; tensors of a safetensors file come by name.
+    Arrays are C-contiguous, writable, in native byte order and of the type saved; bfloat16 becomes float32. Values are
+    not judged: the zip format has checksums, the others have none, so compare the file's sha256 with the registry's.
 
     Raises WeightsError for a file that is missing, damaged, over 1 GiB, or holds anything but tensors in the state
     dict; and for safetensors without the library of that name. No code in the file is run, and what is allocated is
@@ -77,7 +77,7 @@ def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
     except SafetensorError as error:
         raise WeightsError(f"a safetensors file cut short or damaged ({error}); fetch it again") from error
     tensors = {}
-    for name, entry in entries:
+    for name, entry in sorted(entries, key=lambda e: e[0]):  # they come in another order each time
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
             raise WeightsError(f"tensor {name[:200]!r} is of type {entry['dtype']}; save it as F32, F16 or BF16")
         raw, dtype = entry["data"], _SAFETENSORS_DTYPES[entry["dtype"]]
