@@ -152,7 +152,8 @@ class Builder:
         return self.node("Div", a, rows)
 
     def _double(self, a, b):
-        return self.node("Cast", self.node("Cast", a, to=TensorProto.DOUBLE), to=FLOAT)
+        # Not two Casts in a row: ONNX Runtime 1.32 drops the first, though a branch of If reads it.
+        return self.node("Cast", self.node("Tanh", self.node("Cast", a, to=TensorProto.DOUBLE)), to=FLOAT)
 
     def _resize(self, a, b):
         image = self.node("Reshape", a, self.constant([1, 1, 3, 4], np.int64))
