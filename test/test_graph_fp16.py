@@ -145,8 +145,8 @@ def test_the_source_and_all_that_is_said_of_it_stay():
         ("t, i = TopK<axis=1>(x, k) f = Cast<to=1>(i) r = Add(t, f)", set(), {"t"}),
         ("q = QuantizeLinear(x, c1) d = DequantizeLinear(q, c1) r = Neg(d)", {"d"}, set()),
         ("g = com.microsoft.Gelu(x) r = Neg(g)", set(), set()),
-        ("o = OneHot<axis=-1>(k, d1, v) a = ReduceSum<keepdims=0>(o) r = Mul(x, a)", set(), {"o", "a"}),
-        ("a = Pow(x, two) r = Sqrt(a)", set(), {"a"}),
+        ("o = OneHot<axis=-1>(k, d1, v) a = ReduceSum<keepdims=0>(o) r = Mul(x, a)", {"d1"}, {"o", "a"}),
+        ("a = Pow(x, ex) r = Sqrt(a)", set(), {"a", "ex"}),
         ("m = Greater(x, zero) r = Where(m, x, zero)", set(), set()),
     ],
 )
@@ -154,13 +154,14 @@ def test_the_source_and_all_that_is_said_of_it_stay():
 def test_operators_keep_what_their_schema_wants(nodes, floats, halves, opset):
     weights = {
         "c": np.array([1.0, 1.0], np.float32), "c1": np.float32(0.05), "zero": np.float32(0), "two": np.float32(2),
+        "ex": np.float32(2),
         "k": np.array([2], np.int64), "d1": np.float32(5000), "v": np.array([0, 1], np.float32),
         "x0": np.float32(9), "e": np.zeros(0, np.float32),
     }  # fmt: skip
     if "Range" in nodes:
         weights["c"] = np.float32(1)
     text = f"(float[3,4] x) => (float[P,Q] r) {{ y = Mul(x, two) {nodes.replace('(x', '(y')} }}"
-    source = graph(text, {n: a for n, a in weights.items() if n in nodes or n == "two"})
+    source = graph(text, {n: a for n, a in weights.items() if n in nodes or n == "two"}, opset)
     model, _ = half_of(source)
     assert types_of(model, "y") == [HALF] * 3
     known = types(model.graph)
