@@ -71,10 +71,22 @@ def export(
             )
         except Exception as error:  # every kind that torch.export and the decompositions raise
             raise ExportError(f"{type(module).__name__} cannot be exported: {_first_line(error)}") from error
-    model = program.model
+    model = program.model.clone()
+    # The exporter's rewrite rules keep the graph that they looked at last as long as the process lives.
+    for value in program.model.graph.initializers.values():
+        value.const_value = None
     ClearMetadataAndDocStringPass()(model)
+    for value in model.graph.initializers.values():  # which the pass leaves out
+        value.metadata_props.clear()
+        value.doc_string = None
     model.metadata_props.clear()
     return model
+
+
+def release(module: torch.nn.Module) -> None:
+    """Give the memory of a module's tensors back; it is of no use after. The exporter holds on to some of them."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = torch.empty(0)
 
 
 def write(model: ir.Model, path: Path) -> None:

@@ -113,14 +113,14 @@ def export_megaloc(
     targets = {p: _target(source.name, p, folder) for p in ("fp32", "fp16")}
     with staging(targets["fp32"].parent) as scratch:
         staged = {p: scratch / target.name for p, target in targets.items()}
-        card, tensors, expected = _export(source, shown, staged["fp32"], check, progress, debug)
-        gc.collect()  # the network, whose references go in circles
-        fp32 = _check_fp32(staged["fp32"], tensors, expected, check, progress)
-        graphs = {"fp32": _facts(staged["fp32"])}
+        graphs = {}
+        card, tensors, expected, graphs["fp32"] = _export(source, shown, staged["fp32"], check, progress, debug)
+        gc.collect()
+        reference = [float_reference(p.image, card.preprocessing) for p in shown]
+        fp32 = _check_fp32(staged["fp32"], tensors, reference, expected, check, progress)
         check.require()
-        half = _write_half(staged, tensors, check, progress)
-        graphs["fp16"] = GraphFacts.of(half.model, staged["fp16"])
-        half = replace(half, model=None)
+        half, graphs["fp16"] = _write_half(staged, tensors, check, progress)
+        gc.collect()
         progress("running the fp16 twin on ONNX Runtime")
         check.agree("fp16 twin against fp32, cosine", by_file(staged["fp16"], tensors)[0], fp32)
         check.describe(fp32)
@@ -150,7 +150,7 @@ def compare_raw(source: Source, progress: Progress = lambda text: None, debug: b
 
 
 def _export(source: Source, shown: list[Picture], path: Path, check: SelfCheck, progress: Progress, debug: bool):
-    """Card, input tensors, and the descriptors by the wrapper; writes the fp32 file. Frees the network at its end."""
+    """Card, input tensors, the descriptors by the wrapper, and facts of the graph; writes the fp32 file."""
     progress("loading the weights" if source.weights else "making random weights")
     network = source.network()
     card = source.card(network)
@@ -159,21 +159,22 @@ def _export(source: Source, shown: list[Picture], path: Path, check: SelfCheck, 
     progress(f"running the network in torch on {len(shown)} pictures")
     original, expected = by_torch(network, tensors), by_torch(wrapper, tensors)
     check.differ("wrapper against original, max difference", expected, original)
-    reference = by_torch(network, [float_reference(p.image, card.preprocessing) for p in shown])
-    check.agree("our preprocessing against torch's, cosine", original, reference, MIN_PREPROCESSING_COSINE)
     check.require()
     progress("exporting to ONNX")
     graph = onnx_file.export(wrapper, {INPUT: _example(network)}, [OUTPUT], debug=debug)
     progress("writing and checking the fp32 file")
     onnx_file.write(graph, path)
-    return card, tensors, expected
+    onnx_file.release(wrapper)  # and with it the network
+    return card, tensors, expected, GraphFacts.of(graph, path)
 
 
-def _check_fp32(path: Path, tensors, expected: np.ndarray, check: SelfCheck, progress: Progress) -> np.ndarray:
+def _check_fp32(path: Path, tensors, reference, expected: np.ndarray, check: SelfCheck, progress: Progress):
+    """Descriptors by the fp32 file. ``reference``: the tensors as the published preprocessing makes them."""
     progress("running the fp32 file on ONNX Runtime")
-    fp32, _ = by_file(path, tensors)
+    fp32, published = np.split(by_file(path, [*tensors, *reference])[0], 2)
     check.differ("ONNX fp32 against torch, max difference", fp32, expected)
     check.agree("ONNX fp32 against torch, cosine", fp32, expected)
+    check.agree("our preprocessing against torch's, cosine", fp32, published, MIN_PREPROCESSING_COSINE)
     if find_spec("openvino"):
         progress("running the fp32 file on OpenVINO in f32")
         check.agree("OpenVINO f32 against ONNX Runtime, cosine", by_file(path, tensors, "openvino")[0], fp32)
@@ -183,23 +184,23 @@ def _check_fp32(path: Path, tensors, expected: np.ndarray, check: SelfCheck, pro
     return fp32
 
 
-def _write_half(staged: dict[str, Path], tensors, check: SelfCheck, progress: Progress) -> Half:
+def _write_half(staged: dict[str, Path], tensors, check: SelfCheck, progress: Progress) -> tuple[Half, GraphFacts]:
     """The fp16 twin: everything from the last LayerNormalization on computes in fp32."""
     progress("making the fp16 twin")
     model = ir.load(staged["fp32"])
     half = to_half(model, downstream_of_last())
     onnx_file.write(half.model, staged["fp16"])
+    facts, halved = GraphFacts.of(half.model, staged["fp16"]), half_values(half.model)
+    half = replace(half, model=None)
+    gc.collect()
     progress("looking for values that half precision cannot hold")
     probe = staged["fp32"].with_name("peaks.onnx")
-    onnx_file.write(with_peaks(model, half_values(half.model)), probe)
+    onnx_file.write(with_peaks(model, halved), probe)
     del model
+    gc.collect()
     check.checks.append(Check("largest value computed in fp16", peaks_by_file(probe, tensors), LARGEST_HALF))
     probe.unlink()
-    return half
-
-
-def _facts(path: Path) -> GraphFacts:
-    return GraphFacts.of(ir.load(path), path)
+    return half, facts
 
 
 def _example(network: MegaLoc) -> torch.Tensor:

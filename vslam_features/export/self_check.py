@@ -69,12 +69,13 @@ class SelfCheck:
 
     def differ(self, label: str, got: np.ndarray, expected: np.ndarray, limit: float = MAX_DIFFERENCE) -> None:
         """Largest absolute difference of descriptors (n, D), at most ``limit``."""
-        apart = np.abs(got.astype(np.float64) - expected).max(axis=1)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(got.astype(np.float64) - expected).max(axis=1)
         self.checks.append(Check(label, tuple(map(float, apart)), limit))
 
     def agree(self, label: str, got: np.ndarray, expected: np.ndarray, limit: float | None = MIN_COSINE) -> None:
         """Cosine of descriptors (n, D), at least ``limit``."""
-        self.checks.append(Check(label, tuple(map(float, row_cosine(got, expected))), limit, True))
+        self.checks.append(Check(label, tuple(map(float, _cosines(got, expected))), limit, True))
 
     def describe(self, descriptors: np.ndarray) -> None:
         """Lengths, and the cosines between the images; these must not all be alike, or nothing above means anything."""
@@ -82,7 +83,7 @@ class SelfCheck:
         self.checks.append(Check("length, off 1", tuple(map(float, np.abs(lengths - 1))), 1e-4))
         n = len(descriptors)
         rows, columns = np.repeat(np.arange(n), n), np.tile(np.arange(n), n)
-        self.similarity = row_cosine(descriptors[rows], descriptors[columns]).reshape(n, n)
+        self.similarity = _cosines(descriptors[rows], descriptors[columns]).reshape(n, n)
         others = self.similarity + np.diag(np.full(n, np.inf))
         least = others.min() if np.isfinite(descriptors).all() else np.nan
         self.checks.append(Check("least cosine between two images", (float(least),), 0.9999))
@@ -121,6 +122,11 @@ class SelfCheck:
         """Plain JSON values."""
         cosines = None if self.similarity is None else np.round(self.similarity, 6).tolist()
         return {"images": self.images, "checks": [c.to_dict() for c in self.checks], "similarity": cosines}
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # NaN and infinities end as NaN, and fail
+        return row_cosine(a, b)
 
 
 def _figure(value: float) -> str:
