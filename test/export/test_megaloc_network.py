@@ -15,6 +15,7 @@ from vslam_features.networks.salad import sinkhorn, transport  # noqa: E402
 
 # The grid of positions has the size of the image: nothing is interpolated, which every implementation does otherwise.
 NATIVE = dataclasses.replace(MEGALOC_TINY, image_size=(70, 70), depth=3, pos_grid=5)
+BOTH = [MEGALOC_TINY, pytest.param(MEGALOC, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 
 
 def expected_state(c: MegaLocConfig) -> dict[str, tuple[int, ...]]:
@@ -118,6 +119,7 @@ def test_the_backbone_equals_transformers():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_released_backbone_equals_transformers():
     assert_tokens_equal(MEGALOC, torch.randn(1, 3, 518, 518, generator=torch.Generator().manual_seed(0)))
 
@@ -185,7 +187,7 @@ def in_numpy(model: MegaLoc, patches: np.ndarray, token: np.ndarray) -> np.ndarr
     return unit(linear(together, model.aggregator.linear))
 
 
-@pytest.mark.parametrize("config", [MEGALOC_TINY, pytest.param(MEGALOC, marks=pytest.mark.slow)], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", BOTH, ids=lambda c: c.name)
 def test_the_descriptor_is_that_of_float64(config):
     model = randomised(config, 1)
     image = images(2, config)
@@ -252,7 +254,7 @@ def test_random_weights_are_repeatable_and_leave_the_caller_s_numbers_alone():
         assert torch.isfinite(value).all() and torch.equal(value, again[name]) and not torch.equal(value, other[name])
 
 
-@pytest.mark.parametrize("config", [MEGALOC_TINY, pytest.param(MEGALOC, marks=pytest.mark.slow)], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", BOTH, ids=lambda c: c.name)
 def test_random_descriptors_tell_images_apart(config):
     """Of smooth images, as real ones are; patches of white noise differ less."""
     width, height = config.image_size
