@@ -50,6 +50,7 @@ class NotADataclass:
 def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path, monkeypatch):
     plugin_distribution(tmp_path, monkeypatch, {"matcher": {"mine": "Mine"}, "index": {"other": "Mine"}}, MODULE)
     assert registry.names("matcher") == ["lighterglue", "lightglue", "mine", "nearest"] and registry.names("index") == [
+        "faiss",
         "flat",
         "other",
     ]
