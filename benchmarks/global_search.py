@@ -103,7 +103,7 @@ def run(counts: tuple[int, int], rounds: int) -> dict:
         indexes, asked = filled(count), queries(count, _QUERIES)
         wrong = wrong_answers(indexes, count, asked)
         single = time_searches(indexes, asked[:, None], rounds)
-        batch = time_searches(indexes, asked[None], 3)
+        batch = time_searches(indexes, asked[None], 2)
         del indexes
         alone = {name: in_child(name, count) for name in tqdm(MAKE, "memory", unit="index", file=sys.stderr)}
         out["sizes"][count] = {"wrong": wrong, "memory": alone}
