@@ -210,6 +210,25 @@ def test_the_plug_in_describes_by_it(exported):
                                                      "retrieval.options.model": "megaloc-tiny"}))[1]  # fmt: skip
 
 
+@pytest.mark.parametrize("precision", ["bf16", "f32"])
+def test_the_precision_that_openvino_picks_is_told_and_recorded_only(precision, tmp_path, monkeypatch):
+    """Whatever the processor of this machine offers: the label is the session's own word."""
+    good = np.eye(4, dtype=np.float32)[:2]
+
+    def by_file(path, tensors, runtime="onnxruntime", **options):
+        free = options.get("precision_hint") == "auto"
+        found = good + np.float32(0.02 if free else 0)
+        return np.tile(found, (len(tensors) // 2, 1)), f"CPU {precision if free else 'f32'}"
+
+    monkeypatch.setattr(recipe, "by_file", by_file)
+    monkeypatch.setattr(recipe, "find_spec", lambda name: object())
+    check = recipe.SelfCheck(["a", "b"])
+    recipe._check_fp32(tmp_path, [None] * 2, [None] * 2, good, check, lambda text: None)
+    check.require()
+    assert check.texts()[f"OpenVINO by itself ({precision}), cosine"].startswith("0.99")
+    assert check.texts()["OpenVINO f32 against ONNX Runtime, cosine"] == "1 (>= 0.9999)"
+
+
 # -- faults: nothing is placed, and what was there stays --------------------------------------------
 
 

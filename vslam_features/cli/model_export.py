@@ -86,7 +86,7 @@ class _Steps:
 
 
 def _half(half) -> str:
-    small = f", {half.below_range} constants below its range" if half.below_range else ""
+    small = f", {half.below_range} values of constants below its range" if half.below_range else ""
     return f"fp16 twin: {half.blocked} nodes compute in fp32, {half.casts} casts{small}"
 
 
