@@ -170,6 +170,28 @@ def test_a_file_is_adopted_whole_and_a_staging_folder_vanishes(tmp_path):
         pass
 
 
+def test_a_staging_folder_of_a_killed_process_vanishes_and_that_of_a_running_one_stays(tmp_path):
+    program = f"""
+from vslam_features.artifacts.cache import staging
+with staging({str(tmp_path)!r}) as folder:
+    (folder / "part").write_bytes(b"x" * 1000)
+    print(folder, flush=True)
+    input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        theirs = Path(other.stdout.readline().strip())
+        with staging(tmp_path) as ours:
+            assert ours != theirs and (theirs / "part").is_file()
+        assert list(tmp_path.iterdir()) == [theirs]
+        other.kill()
+        other.wait()
+    with staging(tmp_path) as ours:
+        assert list(tmp_path.iterdir()) == [ours]
+    assert not list(tmp_path.iterdir())
+
+
 def test_arguments_of_pip_are_only_names(registry):
     source = {"distribution": "--index-url=x", "version": "1", "member": "m", "wheel": "w", "wheel_sha256": SHA256}
     with pytest.raises(ConfigError, match="distribution '--index-url=x' is not valid"):

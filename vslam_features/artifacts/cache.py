@@ -25,6 +25,7 @@ from .progress import Progress
 VARIABLE = "VSLAM_FEATURES_CACHE"
 FOLDERS = ("weights", "models", "records", "incidents")
 _BLOCK = 1 << 20
+_STAGING = ".staging-"
 
 
 def cache_root() -> Path:
@@ -102,16 +103,32 @@ def placing(target: str | Path) -> Iterator[BinaryIO]:
 def staging(folder: str | Path) -> Iterator[Path]:
     """A hidden folder inside ``folder`` for files that are checked before they count; it vanishes with what is left.
 
+    One of a process that was killed vanishes at the next call: a lock, which ends with its process, tells them apart.
     Raises CacheError where it cannot be made.
     """
     folder = Path(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
+        for old in folder.glob(f"{_STAGING}*"):
+            _remove_unless_held(old)
+        scratch = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
+        held = os.open(scratch, os.O_RDONLY)
     try:
+        _try_lock(held, scratch)
         yield scratch
     finally:
+        os.close(held)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_unless_held(scratch: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        file = os.open(scratch, os.O_RDONLY)
+        try:
+            if _try_lock(file, scratch):
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(file)
 
 
 def adopt(file: str | Path, target: str | Path) -> Path:
@@ -158,7 +175,7 @@ def locked(target: Path, waiting: Callable[[], None] | None = None) -> Iterator[
         yield
 
 
-def _try_lock(file: BinaryIO, path: Path) -> bool:
+def _try_lock(file: BinaryIO | int, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
