@@ -184,9 +184,7 @@ class Models:
         if not reference.runnable:
             return None, f"no fallback: no runtime computes a {file.path.suffix} file exactly; run '{fetch}'"
         if reference.same:
-            weak = (
-                f"the fallback is the same {card.precision} file, which overflows where the model does: run '{fetch}'"
-            )
+            weak = f"the fallback is the same {card.precision} file, which overflows where the model does"
             return reference.load, "" if card.precision == "fp32" else f"{weak}: run '{fetch}'"
         try:
             problem = self._doubt(reference, record)

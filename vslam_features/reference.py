@@ -9,7 +9,7 @@ from pathlib import Path
 from . import registry
 from .artifacts.card import ModelCard, read_card
 from .artifacts.file_kind import FileKind, require_kind
-from .artifacts.store import content_sha256, locate
+from .artifacts.store import content_sha256, locate, model_path
 from .errors import ConfigError, ModelError, ModelFileError, ModelMissingError, RuntimeMissingError
 from .runtimes.base import LoadRequest, Session
 
@@ -91,14 +91,19 @@ class Reference:
 
 
 def _twin(file: ModelFile) -> ModelFile | None:
+    """The fp32 file: beside a file that was named by its path, as both were made, else in the cache."""
     if file.card.precision == "fp32" and file.path.suffix == ".onnx":
         return file
-    try:
-        twin = ModelFile.at(locate(file.card.name, "fp32"))
-    except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
-        logger.info("%s: no fp32 reference: %s", file.card.name, error)
-        return None
-    return twin if _same_weights(twin.card, file.card) else None
+    beside = file.path.with_name(model_path(file.card.name, "fp32").name)
+    for model in (str(beside), file.card.name):
+        try:
+            twin = ModelFile.at(locate(model, "fp32"))
+        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
+            logger.info("%s: no fp32 reference: %s", file.card.name, error)
+            continue
+        if _same_weights(twin.card, file.card):
+            return twin
+    return None
 
 
 def _same_weights(a: ModelCard, b: ModelCard) -> bool:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -226,6 +227,14 @@ def test_the_fp16_twin_opens_the_map_because_a_record_links_it(bag, house):
     assert (engine.precision, engine.verified) == ("fp16", record.summary) and fp32[:12] in engine.verified
     assert [row[0] for row in ranked(log)] == list(range(6))
     assert open_map(house[0], runtime__precision="fp16").map_models == open_map(house[0]).map_models
+
+
+def test_both_files_in_a_folder_of_ones_choice_open_the_map(house, megaloc, tmp_path):
+    """As on a robot: copied there, with an empty cache."""
+    (megaloc / "models").rename(tmp_path / "models")
+    shutil.rmtree(megaloc)
+    found = [open_map(house[0], retrieval__options__model=str(p)) for p in (tmp_path / "models").glob("*.onnx")]
+    assert sorted(f.models.health()[0].precision for f in found) == ["fp16", "fp32"]
 
 
 @pytest.mark.usefixtures("megaloc")
