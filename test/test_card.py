@@ -1,6 +1,7 @@
 """Model cards: what is read, what is refused, and where their files are."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import replace
 
@@ -252,3 +253,20 @@ def test_weights_beside_a_file_are_part_of_its_content(tmp_path, model, beside):
     with_weights = content_sha256(tmp_path / model)
     (tmp_path / beside).write_bytes(b"weighty")
     assert len({alone, with_weights, content_sha256(tmp_path / model)}) == 3
+
+
+def test_metadata_of_a_file_are_no_part_of_its_content(tmp_path):
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["a"], ["b"])], "g", *(
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])] for name in "ab"
+    ))  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    path, digests = tmp_path / "m.onnx", set()
+    for props in ({}, {METADATA_KEY: '{"self_check": "1e-7"}'}, {METADATA_KEY: "x" * 300, "by": "another"}):
+        onnx.helper.set_model_props(model, props)
+        path.write_bytes(model.SerializeToString())
+        digests.add(content_sha256(path))
+    del model.metadata_props[:]
+    assert digests == {hashlib.sha256(model.SerializeToString()).hexdigest()}
+    model.graph.node[0].op_type = "Neg"
+    path.write_bytes(model.SerializeToString())
+    assert content_sha256(path) not in digests

@@ -34,7 +34,7 @@ from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
-from vslam_features.artifacts.store import model_path
+from vslam_features.artifacts.store import content_sha256, model_path
 from vslam_features.cli import doctor, model_checks, models_show
 from vslam_features.cli import models as models_cli
 from vslam_features.config import Config
@@ -133,7 +133,7 @@ def test_a_ready_file_is_placed_with_its_card_and_verified(ready, capsys):
     placed = read_card(target)
     assert (placed.name, placed.role, placed.licence) == ("ready", "global", "CC0-1.0")
     assert placed.preprocessing.id == "grey-32x32-area" and placed.source_sha256 == sha256_of(ready)
-    assert [r.passed for r in records.records_of(sha256_of(target))] == [True]
+    assert [r.passed for r in records.records_of(content_sha256(target))] == [True]
 
 
 def test_a_file_that_is_there_is_not_written_again_unless_forced(ready, capsys):
@@ -312,7 +312,7 @@ def test_info_of_a_name_and_of_a_path(capsys):
         code, out, _ = said(capsys, "models", "info", model, "--json")
         facts = json.loads(out)
         assert code == 0 and out.count("\n") == 1
-        assert (facts["file"], facts["sha256"]) == (str(path), sha256_of(path))
+        assert (facts["file"], facts["sha256"]) == (str(path), content_sha256(path))
         assert facts["card"]["name"] == "tiny-features" and facts["card"]["preprocessing"]["channels"] == "any"
         assert facts["inputs"] == {"image": "float32 1xNxNxN", "max_keypoints": "int64 1"}
         assert facts["outputs"]["descriptors"].startswith("float32 ")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vslam_features.artifacts.file_kind import FileKind, identify, require_kind
-from vslam_features.artifacts.onnx_header import MAX_FIELD_BYTES, read_header, read_metadata
 from vslam_features.errors import ModelFileError
+from vslam_features.runtimes.onnx_header import MAX_FIELD_BYTES, read_header, read_metadata
 
 METADATA = {"vslam_features": json.dumps({"name": "net", "note": "ä" * 300}), "empty": ""}
 

@@ -30,7 +30,7 @@ from model_helpers import (
 
 from vslam_features import models as models_module
 from vslam_features.artifacts import cases, golden, records
-from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
+from vslam_features.artifacts.cache import cache_folder, cache_root
 from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.catalogue import find_entry
 from vslam_features.artifacts.store import content_sha256, model_path
@@ -106,9 +106,9 @@ def test_an_opened_model_says_what_it_is():
     engine = opened()
     path = model_path("tiny-features", "fp32")
     health = engine.health()
-    assert (health.sha256, health.file, health.linked) == (sha256_of(path), path.name, True)
+    assert (health.sha256, health.file, health.linked) == (content_sha256(path), path.name, True)
     assert health.verified.startswith("passed on 8 pairs") and health.fallback == "ready"
-    assert engine.identity.sha256 == sha256_of(path) and engine.identity.name == "tiny-features"
+    assert engine.identity.sha256 == content_sha256(path) and engine.identity.name == "tiny-features"
 
 
 @with_tiny
@@ -230,7 +230,7 @@ def test_fp16_alone_proves_nothing_of_fp32_until_that_is_there(gates):
     full.unlink()
     save(features_model(half=True), HALF)
     alone = opened(runtime__precision="fp16").identity
-    assert alone.sha256 == sha256_of(model_path("tiny-features", "fp16")) != identity.sha256
+    assert alone.sha256 == content_sha256(model_path("tiny-features", "fp16")) != identity.sha256
     full.write_bytes(content)
     assert opened(runtime__precision="fp16").identity == identity
     assert gates == ["tiny-features fp16"] * 2
@@ -246,8 +246,8 @@ def test_fp16_by_its_path_has_its_fp32_file_beside_it(gates, tmp_path, in_cache)
     if in_cache == "others":
         save(features_model(seed=3), replace(FEATURES, source_sha256=weights_sha256("others")))
     full, half = (extractor(str(path)) for path in paths.values())
-    assert half.identity == full.identity and half.identity.sha256 == sha256_of(paths["fp32"])
-    assert records.records_of(sha256_of(paths["fp16"]))[0].reference == sha256_of(paths["fp32"])
+    assert half.identity == full.identity and half.identity.sha256 == content_sha256(paths["fp32"])
+    assert records.records_of(content_sha256(paths["fp16"]))[0].reference == content_sha256(paths["fp32"])
     assert gates == ["tiny-features fp16"]  # the fp32 file is the same as before, wherever it lies
 
 
@@ -384,7 +384,7 @@ def test_a_record_against_a_file_that_is_gone_does_not_count_beside_another(gate
         opened(runtime__precision="fp16")
     save(features_model(seed=1, half=True), HALF)
     engine = opened(runtime__precision="fp16")
-    assert engine.identity != before and engine.identity.sha256 == sha256_of(model_path("tiny-features", "fp32"))
+    assert engine.identity != before and engine.identity.sha256 == content_sha256(model_path("tiny-features", "fp32"))
     assert engine.health().fallback == "ready" and gates == ["tiny-features fp16"] * 3
 
 
@@ -584,7 +584,7 @@ def test_records_of_an_older_schema_count_as_missing_without_a_complaint(gates, 
     for file in cache_folder("records").iterdir():
         values = json.loads(file.read_text())
         file.write_text(json.dumps({n: v for n, v in values.items() if n != "card"} | {"schema": 1}))
-    sha256 = sha256_of(model_path("tiny-global", "fp32"))
+    sha256 = content_sha256(model_path("tiny-global", "fp32"))
     assert records.records_of(sha256) == [] and not caplog.records
     opened("global")
     assert gates == ["tiny-global fp32"] and len(records.records_of(sha256)) == 1

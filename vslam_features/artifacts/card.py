@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from ..errors import ModelFileError
+from ..runtimes.onnx_header import read_metadata
 from ..types import ModelIdentity
-from .onnx_header import read_metadata
 from .preprocessing import Preprocessing
 
 METADATA_KEY = "vslam_features"

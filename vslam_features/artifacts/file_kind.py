@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from ..errors import ModelFileError
-from .onnx_header import read_header
+from ..runtimes.onnx_header import read_header
 
 _HEAD_BYTES = 8192
 _MAX_CARD_BYTES = 1 << 20

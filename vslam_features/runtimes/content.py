@@ -1,14 +1,16 @@
-"""One name for what a model file computes with: its bytes, and those of the weights that lie beside it."""
+"""One name for what a model file computes: its bytes without its card, and those of the weights that lie beside it."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
 import re
 from pathlib import Path
 
-from ..errors import CacheError
+from ..errors import CacheError, ModelFileError
+from .onnx_header import without_metadata
 
 # An entry of TensorProto.external_data (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto) as protobuf writes it:
 # field 1, "location"; field 2, its length as a varint of one or two bytes. Names longer than that no system has.
@@ -20,7 +22,9 @@ def content_sha256(path: Path) -> str:
     """SHA-256 of a model: of its file, or of all where its weights lie beside it. Raises CacheError.
 
     Beside it: OpenVINO's ``.bin``; of ONNX the files of external data that the graph names, and those with the names
-    that exporters give them. A named file that is not there is left out: no runtime loads such a model.
+    that exporters give them. A named file that is not there is left out: no runtime loads such a model. Metadata inside
+    an ONNX file count as little as a card beside it: the same network exported again, with other figures of its
+    self-check, is the same model.
     """
     parts = [_sha256(p) for p in (path, *_beside(path))]
     return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
@@ -61,8 +65,19 @@ def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
+            for start, end in _counted(path, os.fstat(file.fileno()).st_size):
+                file.seek(start)
+                while start < end and (block := file.read(min(_BLOCK, end - start))):
+                    digest.update(block)
+                    start += len(block)
     except OSError as error:
         raise CacheError(f"{path} cannot be read: {error.strerror or error}") from error
     return digest.hexdigest()
+
+
+def _counted(path: Path, size: int) -> list[tuple[int, int]]:
+    """[start, end) of what counts: all of a file that is no ONNX model, or that is damaged."""
+    if path.suffix == ".onnx":
+        with contextlib.suppress(ModelFileError):
+            return without_metadata(path)
+    return [(0, size)]

@@ -9,9 +9,10 @@ or the file's kind, hence the checks: known field numbers with their wire types,
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ..errors import ModelFileError
 
@@ -56,35 +57,63 @@ def read_header(path: str | Path) -> OnnxHeader:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _walk(file: BinaryIO, size: int, name: str) -> OnnxHeader:
-    header, singles = OnnxHeader(), set()
-    while (at := file.tell()) < size:
+def without_metadata(path: Path) -> list[tuple[int, int]]:
+    """[start, end) of the bytes of an ONNX file that are not ``metadata_props``. Raises ModelFileError."""
+    kept: list[tuple[int, int]] = []
+    try:
+        with open(path, "rb") as file:
+            for f in _fields(file, os.fstat(file.fileno()).st_size, str(path)):
+                if f.number != _METADATA:
+                    kept.append((f.at, f.end))
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    return kept
+
+
+class _Field(NamedTuple):
+    """A field, bytes ``at`` to ``end``. ``value``: the number, or how many of these bytes its content has."""
+
+    number: int
+    at: int
+    value: int
+    end: int
+
+
+def _fields(file: BinaryIO, size: int, name: str) -> Iterator[_Field]:
+    """Stands at the value of each that is given; raises ModelFileError where the next one is none of an ONNX file."""
+    at = 0
+    while at < size:
+        file.seek(at)
         number, wire = divmod(_varint(file, name, size), 8)
         if _FIELDS.get(number) != wire:
             raise ModelFileError(f"{name} is no ONNX model: byte {at} of {size} begins no field of one")
-        if number in (_IR_VERSION, _GRAPH) and number in singles:
-            raise ModelFileError(
-                f"{name} is no ONNX model: field {number} is there twice, again at byte {at} of {size}"
-            )
-        singles.add(number)
         value = _varint(file, name, size)
-        if wire == _VARINT:
-            if number == _IR_VERSION:
-                header.ir_version = value
-            continue
-        end = file.tell() + value
+        end = file.tell() + (value if wire == _BYTES else 0)
         if end > size:
             raise ModelFileError(
                 f"{name} is cut short or no ONNX model: it has {size} bytes, and its field {number} at byte {at} "
                 f"asks for {end}: fetch it again"
             )
-        if number == _GRAPH:
+        yield _Field(number, at, value, end)
+        at = end
+
+
+def _walk(file: BinaryIO, size: int, name: str) -> OnnxHeader:
+    header, singles = OnnxHeader(), set()
+    for number, at, value, _ in _fields(file, size, name):
+        if number in (_IR_VERSION, _GRAPH) and number in singles:
+            raise ModelFileError(
+                f"{name} is no ONNX model: field {number} is there twice, again at byte {at} of {size}"
+            )
+        singles.add(number)
+        if number == _IR_VERSION:
+            header.ir_version = value
+        elif number == _GRAPH:
             header.graph_bytes = value
         elif number in (_PRODUCER, _PRODUCER_VERSION, _OPSET, _METADATA):
             if value > MAX_FIELD_BYTES:
                 raise ModelFileError(f"{name}: its field {number} at byte {at} has {value} bytes, which no model needs")
             _take(header, number, file.read(value), f"{name}: its field {number} at byte {at}")
-        file.seek(end)
     parts = {"IR version": header.ir_version, "graph": header.graph_bytes, "opset": header.opsets}
     missing = [label for label, there in parts.items() if not there]
     if missing:
