@@ -18,10 +18,10 @@ class Flat(ExactIndex):
 
     def _scan(self, queries: np.ndarray, limits: list[int], k: int, margin: float) -> list[np.ndarray]:
         similarity = np.empty((len(queries), max(limits)), np.float32)
-        parts = []
-        for start, block in zip(self._starts, self._blocks):
-            block = block[: max(0, similarity.shape[1] - start)]
-            parts += [(start + i, block[i : i + _PART]) for i in range(0, len(block), _PART)]
+        parts = [
+            (start, block[: max(0, similarity.shape[1] - start)]) for start, block in zip(self._starts, self._blocks)
+        ]
+        parts = [(start, rows) for start, rows in parts if len(rows)]
 
         def scan(part):
             start, rows = part
@@ -29,15 +29,12 @@ class Flat(ExactIndex):
             np.matmul(rows[:, None, :], queries[0, :, None], out=similarity[0, start : start + len(rows), None, None])
 
         if len(queries) == 1:
+            # Whole blocks: threads that share one take half as long again.
             list(self._pool.map(scan, parts))
         else:
             for start, rows in parts:
                 np.matmul(queries, rows.T, out=similarity[:, start : start + len(rows)])
         return [best(row[:limit], k, margin) for row, limit in zip(similarity, limits)]
-
-
-_PART = 256
-"""Rows that a thread scans at once, so that all end at about the same time."""
 
 
 def best(similarity: np.ndarray, k: int, margin: float) -> np.ndarray:
