@@ -7,15 +7,16 @@ adds NUMBER descriptors one by one, as a front-end does, and prints one JSON obj
 - ``peak``: most bytes of resident memory (Linux's ``VmHWM``) above those before the first add, for each byte of the
   descriptors in half precision;
 - ``first_us``, ``last_us``: CPU time of an add, mean of the first and of the second half: equal where it is constant,
-  1 to 3 where each add copies all. (Halves: the system hands out fresh memory in steps of very different cost.)
+  1 to 3 where each add copies all. Without the time of the system, which hands out fresh memory in pages of sizes, and
+  at a cost, that depend on what else the machine did.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,13 +94,17 @@ def measure(name: str, count: int) -> dict[str, float]:
     start = resident_mib()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     for step, d in enumerate(descriptors(count)):
-        began = time.thread_time()
+        began = _user_s()
         for i, row in enumerate(d):
             index.add(step * STEP + i, row)
-        times.append((time.thread_time() - began) / STEP * 1e6)
+        times.append((_user_s() - began) / STEP * 1e6)
     peak = (resident_mib("VmHWM") - start) * 2**20 / (2 * DIMENSION * count)
     half = len(times) // 2
     return {"peak": peak, "first_us": float(np.mean(times[:half])), "last_us": float(np.mean(times[half:]))}
+
+
+def _user_s() -> float:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
 
 
 def in_child(name: str, count: int) -> dict[str, float]:
