@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -228,6 +229,25 @@ def test_an_index_that_nobody_holds_is_gone_with_its_threads(make):
     while own & threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert not own & threads()
+
+
+def test_a_search_works_while_the_interpreter_ends(make):
+    """As in a thread that goes on after the end of a script: then no pool of threads takes work any more."""
+    code = f"""
+import threading, numpy as np
+from vslam_features import registry
+
+index = registry.get("index", {make.__name__.lower()!r})()
+index.add_batch(range(8), np.eye(8))
+
+def late():
+    threading.main_thread().join()
+    print(index.search(np.eye(8)[3], 1, 9)[0].tolist())
+
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[3]\n", "")
 
 
 # -- at the door -------------------------------------------------------------------------------

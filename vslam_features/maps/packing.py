@@ -47,6 +47,10 @@ def packed_ahead(keyframes: Sequence[Keyframe]) -> Iterator[PackedKeyframe]:
         return
     pool = ThreadPoolExecutor(1, thread_name_prefix="map packer")
     try:
-        yield from pool.map(pack_keyframe, keyframes)
+        try:
+            packed = pool.map(pack_keyframe, keyframes)
+        except RuntimeError:  # no thread is to be had, as while the interpreter ends and a map is closed
+            packed = map(pack_keyframe, keyframes)
+        yield from packed
     finally:
         pool.shutdown(cancel_futures=True)

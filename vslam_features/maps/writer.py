@@ -67,6 +67,7 @@ class MapWriter:
         Raises:
             DataError: an entry is not the next one, or has arrays that a map does not take. Nothing is stored.
             MapError: the disk is full, or fails. Nothing is stored, and the same may be tried again.
+        After a KeyboardInterrupt all of them are stored or none, as ``len`` says.
         """
         if self._connection is None:
             raise MapError(f"{self.path}: the map is closed")
@@ -81,11 +82,14 @@ class MapWriter:
                 update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
         except BaseException:
-            self._counts, self._cameras, self._sessions, self._model_ids = before
+            stored = before[0]["keyframes"]
             with contextlib.suppress(Exception):
                 self._let_go()
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
+                stored = read(self._connection, META, 0)["keyframes"]
+            if stored == before[0]["keyframes"]:  # else it is an interrupt, which is raised once the commit is done
+                self._counts, self._cameras, self._sessions, self._model_ids = before
             raise
 
     def begin_session(self, session: int, started_ns: int, software: str = database.SOFTWARE) -> None:

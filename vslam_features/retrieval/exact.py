@@ -105,6 +105,14 @@ class ExactIndex(Index):
         Those are all whose similarity in f32 is at most ``margin`` below the k-th largest.
         """
 
+    def _each(self, work: Callable, blocks: list) -> list:
+        """``work`` of each, in the threads of this index."""
+        try:
+            done = self._pool.map(work, blocks)
+        except RuntimeError:  # none is to be had, as where the main thread has ended and others go on
+            done = map(work, blocks)
+        return list(done)
+
     def _grow(self) -> None:
         """Append a block: as many rows as there are, up to the size of a block."""
         most = max(1, self._block_bytes // (self._dimension * self._dtype.itemsize))

@@ -41,7 +41,7 @@ class Faiss(ExactIndex):
 
     def _scan(self, queries: np.ndarray, limits: list[int], k: int, margin: float) -> list[np.ndarray]:
         blocks = [b for b, start in enumerate(self._starts) if start < max(limits)]
-        found = list(self._pool.map(lambda b: self._search_block(b, queries, limits, k + _SPARE), blocks))
+        found = self._each(lambda b: self._search_block(b, queries, limits, k + _SPARE), blocks)
         out = []
         for i, (query, limit) in enumerate(zip(queries, limits)):
             rows, similarity = (np.concatenate([f[part][i] for f in found]) for part in (0, 1))

@@ -30,7 +30,7 @@ class Flat(ExactIndex):
 
         if len(queries) == 1:
             # Whole blocks: threads that share one take half as long again.
-            list(self._pool.map(scan, parts))
+            self._each(scan, parts)
         else:
             for start, rows in parts:
                 np.matmul(queries, rows.T, out=similarity[:, start : start + len(rows)])
