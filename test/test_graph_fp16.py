@@ -261,6 +261,36 @@ def test_what_is_filled_or_looped_beyond_the_range_stays_finite():
     np.testing.assert_allclose(run(model, INPUTS)[0], 4e6 * INPUTS["x"])
 
 
+def test_a_value_that_grows_from_turn_to_turn_of_a_loop_stays_finite():
+    """Only the end of the body has the constant, and its beginning reads the result in the next turn."""
+    text = """(float[3,4] x) => (float[3,4] r) {
+        f = Mul(x, tiny)
+        l = Loop(two, , f) <body = b (int64 i, bool on, float[3,4] z) => (bool stay, float[3,4] y) {
+            stay = Identity(on)  u = Neg(z)  y = Mul(u, big) }>
+        r = Mul(l, tiny)
+    }"""
+    scales = {"two": np.int64(2), "tiny": np.float32(1e-4), "big": np.float32(1e6)}
+    model, _ = half_of(graph(text, scales))
+    assert set(types_of(model, "u")) == {FLOAT}
+    assert types_of(model, "f") == [HALF] * 3
+    np.testing.assert_allclose(run(model, INPUTS)[0], 1e4 * INPUTS["x"], rtol=2e-3, atol=1)
+
+
+@pytest.mark.parametrize("number", [np.int64(100_000), np.int32(-100_000), np.float64(1e6)])
+def test_a_constant_of_another_type_beyond_the_range_is_cast_to_float32(number):
+    text = "(float[3,4] x) => (float[3,4] r) { c = Cast<to=1>(k)  d = Mul(c, x)  r = Div(d, c) }"
+    model, half = half_of(graph(text, {"k": number}))
+    assert set(types_of(model, "c")) == set(types_of(model, "d")) == {FLOAT} and half.wide == 2
+    _, half = half_of(graph(text, {"k": number.dtype.type(100)}))
+    assert half.wide == 0
+
+
+def test_what_is_clipped_may_be_a_constant_beyond_the_range():
+    text = "(float[3,4] x) => (float[3,4] r) { c = Clip(k, , high)  r = Mul(c, x) }"
+    model, _ = half_of(graph(text, {"k": np.float32([1e6, 1, 2e6, -1e6]), "high": np.float32(2)}))
+    np.testing.assert_allclose(run(model, INPUTS)[0], np.float32([2, 1, 2, -1e6]) * INPUTS["x"], rtol=2e-3)
+
+
 # -- any graph -----------------------------------------------------------------------------------
 
 STEPS = st.lists(

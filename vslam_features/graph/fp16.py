@@ -113,9 +113,8 @@ class _Conversion:
 
     def _convert(self, graph: ir.Graph) -> None:
         for node in list(graph):
+            self._settle(node)
             for body in bodies(node):
-                if any(value in self.wide for value in node.inputs):
-                    self.wide.update(body.inputs)
                 self._convert(body)
             self._retype(node)
         for i, value in enumerate(graph.outputs):
@@ -166,13 +165,32 @@ class _Conversion:
         moving = {name: [v for v in group if not self.constants.is_constant(v)] for name, group in inputs.items()}
         return {name for name in able & set(inputs) if moving[name] and set(moving[name]) <= self.halved}
 
+    def _settle(self, node: ir.Node) -> None:
+        """Spreads in the bodies of a node; what a loop gives it takes again, so until nothing is added."""
+        graphs = bodies(node)
+        for body in graphs:
+            if any(value in self.wide for value in node.inputs):
+                self.wide.update(body.inputs)
+        before = None
+        while graphs and before != len(self.wide):
+            before = len(self.wide)
+            for body in graphs:
+                for inner in body:
+                    self._settle(inner)
+                    self._spread(inner)
+                if any(value in self.wide for value in body.outputs):
+                    self.wide.update(body.inputs)  # none but those of Loop and Scan have any
+
     def _spread(self, node: ir.Node) -> bool:
         """Whether what comes into a node may be above 65504; then what comes out may be, too."""
         results = [value for body in bodies(node) for value in body.outputs]
         comes_in = any(value in self.wide for value in (*node.inputs, *results))
         constants = [i for i, value in enumerate(node.inputs) if self.constants.wide(value)]
         if node.op_type == "Clip":  # limits that no half number reaches
-            constants = [i for i in constants if np.sign(self.constants.array(node.inputs[i])) != (0, -1, 1)[i]]
+            signs = {i: np.sign(self.constants.array(node.inputs[i])) for i in constants}
+            constants = [i for i in constants if i == 0 or signs[i] != (0, -1, 1)[i]]
+        if node.op_type == "Cast":
+            constants += [i for i, value in enumerate(node.inputs) if self.constants.wide_in_any_type(value)]
         filled = node.op_type == "ConstantOfShape" and "value" in node.attributes
         filled = filled and is_wide(node.attributes["value"].as_tensor().numpy())
         if (comes_in or constants or filled) and node.op_type not in _BOUNDED:
