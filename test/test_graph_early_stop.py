@@ -1,0 +1,148 @@
+"""Early stopping: the stop rule, the plain graph where it does not stop, NaN, half precision."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ir = pytest.importorskip("onnx_ir")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("spox")
+
+from early_stop_helpers import (  # noqa: E402
+    DECAYS,
+    EVERY,
+    MATCHER,
+    ONE,
+    PLAIN,
+    SHIPPED,
+    THRESHOLDS,
+    feed,
+    openvino_runner,
+    ort_session,
+    pairs,
+    patched,
+)
+from graph_helpers import FLOAT, LEVELS  # noqa: E402
+from onnx import helper  # noqa: E402
+
+from vslam_features.graph import fp16, rules  # noqa: E402
+
+
+def check_against_numpy(run_once, layers):
+    """All pairs, thresholds and decays against the reference in float64; which layers it stopped after."""
+    stops = []
+    for pair in pairs():
+        for threshold in THRESHOLDS:
+            for decay in DECAYS:
+                matches, scores, covisibility, stopped = MATCHER.match(pair, threshold, decay, layers)
+                got = run_once(feed(pair, threshold, decay))
+                assert got[3] == stopped
+                np.testing.assert_array_equal(got[0], matches)
+                np.testing.assert_allclose(got[1], scores, atol=1e-4)
+                np.testing.assert_allclose(got[2], covisibility, atol=1e-4)
+                stops.append(stopped)
+    return stops
+
+
+# -- the rule ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [SHIPPED, EVERY, ONE], ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_stop_layer_and_matches_are_those_of_the_reference(level, layers):
+    session = ort_session(patched(PLAIN, layers)[0], level)
+    stops = check_against_numpy(lambda inputs: session.run(None, inputs), layers)
+    assert set(stops) == {0, *layers}, "each check must have stopped a pair"
+    assert np.mean(np.array(stops) == 0) > 0.3, "and many must have passed"
+
+
+@pytest.mark.parametrize("layers", [SHIPPED, EVERY, ONE], ids=str)
+def test_openvino_stops_where_the_reference_does(layers):
+    stops = check_against_numpy(openvino_runner(patched(PLAIN, layers)[0]), layers)
+    assert set(stops) == {0, *layers}
+
+
+def test_the_reference_finds_matches_and_is_the_same_in_both_precisions():
+    found = 0
+    for pair in pairs():
+        for decay in DECAYS:
+            double, single = (MATCHER.match(pair, 0.25, decay, SHIPPED, dtype) for dtype in (np.float64, np.float32))
+            np.testing.assert_array_equal(double[0], single[0])
+            assert double[3] == single[3]
+            found += (double[0] >= 0).sum()
+    assert found > 50
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_without_a_stop_the_results_are_those_of_the_plain_graph_bit_for_bit(level):
+    plain = ort_session(PLAIN, level)
+    for layers in (SHIPPED, EVERY, ONE):
+        session = ort_session(patched(PLAIN, layers)[0], level)
+        for pair in pairs():
+            for threshold, decay in ((0.8, 1), (0.3, 1), (0, 0), (0, 0.5)):
+                got = session.run(None, feed(pair, threshold, decay))
+                for a, b in zip(got, plain.run(None, feed(pair, threshold))[:3]):
+                    np.testing.assert_array_equal(a, b)
+                assert got[3] == 0
+
+
+def test_openvino_without_a_stop_gives_the_results_of_the_plain_graph():
+    plain, stopping = openvino_runner(PLAIN), openvino_runner(patched(PLAIN, SHIPPED)[0])
+    for pair in pairs():
+        for threshold, decay in ((0.8, 1), (0, 0)):
+            for a, b in zip(stopping(feed(pair, threshold, decay)), plain(feed(pair, threshold))[:3]):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_a_score_that_is_nan_never_stops_and_is_seen():
+    session = ort_session(patched(PLAIN, SHIPPED)[0])
+    pair = MATCHER.pair(20, 20, 3)
+    pair["descriptors0"][4, 2] = np.nan
+    for decay in DECAYS:
+        matches, _, covisibility, stopped = session.run(None, feed(pair, 0.95, decay))
+        assert np.isnan(covisibility) and stopped == 0
+
+
+def test_a_nan_of_one_score_alone_skips_that_check():
+    model = onnx.ModelProto()
+    model.CopyFrom(PLAIN)
+    node = next(n for n in model.graph.node if "score_2" in n.output)
+    node.output[0] = "whole"
+    model.graph.initializer.append(helper.make_tensor("not_a_number", FLOAT, [], [np.nan]))
+    model.graph.node.append(helper.make_node("Add", ["whole", "not_a_number"], ["score_2"]))
+    session = ort_session(patched(model, SHIPPED)[0])
+    for pair in pairs():
+        for decay in DECAYS:
+            got, expected = session.run(None, feed(pair, 0.95, decay)), MATCHER.match(pair, 0.95, decay, SHIPPED[1:])
+            assert got[3] == expected[3]
+            np.testing.assert_array_equal(got[0], expected[0])
+            np.testing.assert_allclose(got[2], expected[2], atol=1e-4)
+
+
+# -- half precision ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [True, False], ids=["outputs", "inner"])
+def test_half_precision_comes_first(outputs):
+    keep = rules.by_op("ArgMax")
+    half = fp16.to_half(ir.from_proto(MATCHER.graph(score_outputs=outputs)), keep)
+    plain = ir.to_proto(half.model)
+    types = {v.name: v.dtype for node in half.model.graph for v in node.outputs}
+    assert types["score_2"] == (ir.DataType.FLOAT if outputs else ir.DataType.FLOAT16)
+    proto, _ = patched(plain, SHIPPED)
+    stopping, whole = ort_session(proto), ort_session(plain)
+    stops = set()
+    for pair, threshold, decay in itertools.product(pairs(), THRESHOLDS, (0, 0.2)):
+        got = stopping.run(None, feed(pair, threshold, decay))
+        assert got[2].dtype == np.float32
+        expected = MATCHER.match(pair, threshold, decay, SHIPPED)
+        scores = MATCHER.scores(pair)[0]
+        if min(abs(scores[k - 1] - threshold * (1 - decay) ** (9 - k)) for k in SHIPPED) > 0.005:  # of half precision
+            assert got[3] == expected[3]
+            np.testing.assert_allclose(got[2], expected[2], atol=0.02)
+            stops.add(expected[3])
+        never = stopping.run(None, feed(pair, threshold, 1))
+        np.testing.assert_array_equal(never[0], whole.run(None, feed(pair, threshold))[0])
+    assert len(stops) >= 3
