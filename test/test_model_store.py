@@ -286,6 +286,10 @@ def test_a_file_is_placed_whole_or_not_at_all(store):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VSLAM_FEATURES_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CacheError, match=f"cannot write to {tmp_path}/file/models .*: name a folder that you may"):
+        place(tmp_path / "file/models/net", b"")  # the cache is elsewhere, and its variable of no help
+    monkeypatch.setenv("VSLAM_FEATURES_CACHE", str(tmp_path))
     with pytest.raises(CacheError, match=f"cannot write to {tmp_path}/file/models .*set VSLAM_FEATURES_CACHE"):
         place(tmp_path / "file/models/net", b"")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))

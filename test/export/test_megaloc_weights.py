@@ -102,6 +102,12 @@ def test_the_file_of_another_network_is_recognised(tmp_path, tensors, message):
         load(MEGALOC, path)
 
 
+def test_names_of_a_file_that_others_made_cannot_move_the_cursor_of_a_terminal(tmp_path):
+    path = write({**copy(), "\x1b[2Jevil\n": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"1 unexpected \(\\x1b\[2Jevil\\n\)"):
+        load(MEGALOC_TINY, path)
+
+
 def test_integers_and_numbers_that_are_none_are_refused(tmp_path):
     path, tensors = tmp_path / "model.safetensors", copy()
     tensors["backbone.norm.bias"] = torch.zeros(64, dtype=torch.int32)

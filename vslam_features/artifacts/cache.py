@@ -143,17 +143,21 @@ def adopt(file: str | Path, target: str | Path) -> Path:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turns an OSError of the block into the CacheError that names the folder and what can be done."""
+    """Turns an OSError of the block into the CacheError that names the folder and what can be done.
+
+    The cache's variable is of no help for a folder that the user named.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             there = f", {_free_mb(folder)} MB free" if error.errno == errno.ENOSPC else ""
-            remedy = f"make room there, or set {VARIABLE} to a folder on another disk"
+            remedy, other = "make room there, or ", "on another disk"
         else:
-            there, remedy = "", f"set {VARIABLE} to a folder that you may write to"
-        raise CacheError(f"cannot write to {folder} ({reason}{there}): {remedy}") from error
+            there, remedy, other = "", "", "that you may write to"
+        remedy += f"set {VARIABLE} to" if _in_cache(folder) else "name"
+        raise CacheError(f"cannot write to {folder} ({reason}{there}): {remedy} a folder {other}") from error
 
 
 @contextlib.contextmanager
@@ -185,6 +189,13 @@ def _try_lock(file: BinaryIO | int, path: Path) -> bool:
             f"{path} cannot be locked ({error.strerror}): set {VARIABLE} to a folder on a local disk"
         ) from error
     return True
+
+
+def _in_cache(folder: Path) -> bool:
+    try:
+        return cache_root() in (folder, *folder.absolute().parents)
+    except CacheError:
+        return False
 
 
 def _free_mb(folder: Path) -> int:

@@ -179,7 +179,9 @@ def _require(config: MegaLocConfig, path: str | Path, expected: dict[str, tuple]
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(name[:120] for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    # Names of a file that others made: escaped, so that none of them moves the cursor of a terminal.
+    shown = [name[:120].encode("unicode_escape").decode() for name in names[:_NAMED]]
+    return ", ".join(shown) + (", ..." if len(names) > _NAMED else "")
 
 
 def _seems(tensors: dict[str, np.ndarray], other_shapes: bool) -> str:
