@@ -258,6 +258,10 @@ def test_files_of_other_weights_are_no_reference(gates):
     engine = opened(runtime__precision="fp16")
     assert engine.identity.sha256 == engine.model.sha256
     assert records.records_of(engine.model.sha256)[0].reference == "self"
+    save(features_model(half=True, seed=3), replace(HALF, source_sha256=FEATURES.source_sha256))
+    save(features_model(half=True), HALF, model_path("tiny-features", "fp32"))  # whatever its name says
+    engine = opened(runtime__precision="fp16")
+    assert records.records_of(engine.model.sha256)[0].reference == "self"
     unknown = replace(HALF, source_sha256="")
     save(features_model(), replace(FEATURES, source_sha256=""))
     save(features_model(half=True, seed=3), unknown)

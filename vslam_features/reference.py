@@ -101,7 +101,7 @@ def _twin(file: ModelFile) -> ModelFile | None:
         except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
             logger.info("%s: no fp32 reference: %s", file.card.name, error)
             continue
-        if _same_weights(twin.card, file.card):
+        if twin.card.precision == "fp32" and _same_weights(twin.card, file.card):  # a name is only a name
             return twin
     return None
 

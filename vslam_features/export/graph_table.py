@@ -8,6 +8,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from .text_table import aligned
+
 
 @dataclass(frozen=True)
 class GraphFacts:
@@ -35,8 +37,4 @@ def graph_table(columns: dict[str, GraphFacts]) -> str:
     rows.append(["initialisers", *(str(f.initialisers) for f in columns.values())])
     rows.append(["file, MiB", *(f"{f.megabytes:.1f}" for f in columns.values())])
     rows += [[f"  {op}", *(str(f.operators.get(op, "-")) for f in columns.values())] for op in types]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))]).rstrip()
-        for row in rows
-    )
+    return aligned(rows)

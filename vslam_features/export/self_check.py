@@ -6,13 +6,13 @@ of 0.9999 between backends; what was measured here is 1e-7 and 0.9999998.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..artifacts.comparison import row_cosine
 from ..errors import ExportError
+from .text_table import aligned
 
 MAX_DIFFERENCE = 1e-6  # of elements of unit vectors, fp32 against fp32
 MIN_COSINE = 0.9999
@@ -103,11 +103,11 @@ class SelfCheck:
             cells = [_figure(v) for v in c.values]
             cells += [""] * (len(self.images) - len(cells))
             rows.append([c.label, *cells, c.bound, "" if c.limit is None else "ok" if c.passed else "FAILED"])
-        text = _aligned(rows)
+        text = aligned(rows)
         if self.similarity is not None:
             cosines = [["cosine between images", *self.images]]
             cosines += [[name, *(f"{v:.4f}" for v in row)] for name, row in zip(self.images, self.similarity)]
-            text += "\n\n" + _aligned(cosines)
+            text += "\n\n" + aligned(cosines)
         return text
 
     def texts(self) -> dict[str, str]:
@@ -136,9 +136,3 @@ def _figure(value: float) -> str:
     if 0.1 <= value < 10:
         return f"{value:.8f}".rstrip("0").rstrip(".")
     return f"{value:.1e}" if value < 0.1 else f"{value:.5g}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = ([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))] for row in rows)
-    return "\n".join("  ".join(row).rstrip() for row in padded)
