@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 import sys
 from importlib import metadata
@@ -13,6 +14,7 @@ import yaml
 from helpers import image
 from model_helpers import (
     DEFAULTS,
+    TINY,
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
     clear_environment,
@@ -592,3 +594,19 @@ def test_a_runtime_that_was_verified_here_counts_beside_one_that_was_not(default
     change_records(lambda values: values["runtime"] == "onnxruntime", version="1.0")
     state, text, _ = states()["matcher"]
     assert state == "OK" and text.endswith("verified on fake(onnxruntime)")
+
+
+def test_a_replay_shows_the_comparison_at_a_first_use(tiny, tmp_path, capsys):  # noqa: F811
+    """Minutes of silence of a large model look like a hang; a second run finds the record and compares nothing."""
+    shutil.rmtree(tiny / "records")
+    (tmp_path / "views").mkdir()
+    for i in range(2):
+        cv2.imwrite(str(tmp_path / "views" / f"{i}.png"), image(120, 160))
+    settings = [part for name, value in TINY.items() for part in ("--set", f"{name}={value}")]
+    args = ["replay", tmp_path / "views", "--out", tmp_path / "out", "--no-report", *settings]
+    code, _, err = said(capsys, *args)
+    lines = re.split("[\r\n]", err)
+    assert code == 0 and any(line.startswith("tiny-global: comparing with its reference on ") for line in lines)
+    assert "tiny-global: parity pair 8 of 8 (two-places)" in lines  # not behind the progress bar
+    code, _, err = said(capsys, *args)
+    assert code == 0 and "parity pair" not in err

@@ -7,6 +7,7 @@ complete, but stages failed on the way; 70 a bug; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -83,16 +84,22 @@ def _fail(text: str, code: int, debug: bool) -> int:
 
 
 class _Brief(logging.Formatter):
-    """Log records without their traceback."""
+    """Log records without their traceback; progress without a level."""
 
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
-        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        text = level + record.getMessage()
         return f"{text}: {type(error).__name__}: {error}" if error else text
 
 
 class _Handler(logging.StreamHandler):
-    """Ours, so that a second call replaces it and no other."""
+    """Ours, so that a second call replaces it and no other. A progress bar on the terminal makes way for a line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = sys.modules.get("tqdm")  # not loaded: there is no bar
+        with bars.tqdm.external_write_mode(self.stream) if bars else contextlib.nullcontext():
+            super().emit(record)
 
 
 def _log_to_stderr(debug: bool) -> None:
@@ -100,3 +107,5 @@ def _log_to_stderr(debug: bool) -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s") if debug else _Brief())
     root.handlers = [h for h in root.handlers if not isinstance(h, _Handler)]
     root.addHandler(handler)
+    # The parity gate at a first use takes a minute or two with a large model: it must not look like a hang.
+    logging.getLogger("vslam_features.models").setLevel(logging.INFO)
