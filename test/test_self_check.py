@@ -60,6 +60,13 @@ def test_descriptors_that_mean_nothing_fail(spoil, said):
     assert "FAILED" in str(caught.value) and "cosine between images" in str(caught.value)
 
 
+def test_pictures_that_are_all_alike_are_told_what_to_do_about():
+    check = SelfCheck(["p", "q"])
+    check.describe(np.repeat(unit(1, 50), 2, axis=0))
+    with pytest.raises(ExportError, match="least cosine between two images: 1 .*name pictures of different places"):
+        check.require()
+
+
 def test_the_table_and_the_texts():
     a = unit(2, 50)
     check = SelfCheck(["left", "right"])
@@ -104,9 +111,10 @@ def test_the_values_of_a_graph_in_half_precision_have_the_names_of_the_model():
 
     made = model(np.eye(3, dtype=np.float32))
     half = to_half(made, lambda graph: set()).model
-    # x is cast to half precision, y back under its old name; what y was before is no value of the model.
-    assert {"x", "m"} <= half_values(half)
-    assert {v.name for v in with_peaks(made, half_values(half)).graph.outputs} >= {peak_name("x"), peak_name("m")}
+    # x is cast to half precision, y back under its old name, by which the model has what was y in half precision.
+    assert {"x", "m", "y"} <= half_values(half)
+    watched = with_peaks(made, half_values(half)).graph.outputs
+    assert {v.name for v in watched} == {peak_name("x"), peak_name("m"), peak_name("y")}
 
 
 def test_a_table_of_graphs(tmp_path):

@@ -18,6 +18,7 @@ MAX_DIFFERENCE = 1e-6  # of elements of unit vectors, fp32 against fp32
 MIN_COSINE = 0.9999
 MIN_PREPROCESSING_COSINE = 0.995  # what OpenCV's area kernel reaches in the note
 LARGEST_HALF = 65504.0
+_ALIKE = "least cosine between two images"
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,17 @@ class SelfCheck:
         self.similarity = _cosines(descriptors[rows], descriptors[columns]).reshape(n, n)
         others = self.similarity + np.diag(np.full(n, np.inf))
         least = others.min() if np.isfinite(descriptors).all() else np.nan
-        self.checks.append(Check("least cosine between two images", (float(least),), 0.9999))
+        self.checks.append(Check(_ALIKE, (float(least),), 0.9999))
 
     def require(self) -> None:
         """Raises ExportError with the table where a check failed."""
         failed = [check for check in self.checks if not check.passed]
         if failed:
             reasons = "; ".join(f"{c.label}: {c.text}" for c in failed)
+            if any(c.label == _ALIKE for c in failed):
+                reasons += (
+                    " (name pictures of different places with --images; of such, the weights are at fault)"
+                )
             raise ExportError(f"the export failed its self-check, no file was kept: {reasons}\n\n{self.table()}")
 
     def table(self) -> str:

@@ -14,12 +14,16 @@ _PREFIX = "peak of "
 
 
 def half_values(model: ir.Model) -> set[str]:
-    """Names of the values that nodes of the main graph give in float16, and of those that are cast to it."""
+    """Names of the values that nodes of the main graph give in float16, and of those that are cast to it or from it."""
     names = set()
     for node in model.graph:
         for value in node.outputs:
             if value.dtype == ir.DataType.FLOAT16:
                 names.add(node.inputs[0].name if node.op_type == "Cast" and node.inputs[0] is not None else value.name)
+    for value in model.graph.outputs:  # the old name of a value that has another one in float16
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Cast" and maker.inputs[0].dtype == ir.DataType.FLOAT16:
+            names.add(value.name)
     return names
 
 
