@@ -95,9 +95,7 @@ class SelfCheck:
         if failed:
             reasons = "; ".join(f"{c.label}: {c.text}" for c in failed)
             if any(c.label == _ALIKE for c in failed):
-                reasons += (
-                    " (name pictures of different places with --images; of such, the weights are at fault)"
-                )
+                reasons += " (name pictures of different places with --images; of such, the weights are at fault)"
             raise ExportError(f"the export failed its self-check, no file was kept: {reasons}\n\n{self.table()}")
 
     def table(self) -> str:
