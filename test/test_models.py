@@ -691,6 +691,13 @@ def test_without_files_it_stops_where_that_is_wanted():
         FrontEnd(Config.from_flat({**LEARNED, "models.if_missing": "error"}))
 
 
+@pytest.mark.parametrize("part", ["features", "retrieval"])
+@pytest.mark.usefixtures("own_cache")
+def test_a_file_that_somebody_named_has_no_substitute(tmp_path, part):
+    with pytest.raises(ModelMissingError, match="there is no model file .*nowhere.onnx"):
+        FrontEnd(Config.from_flat({**LEARNED, f"{part}.options.model": str(tmp_path / "nowhere.onnx")}))
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_the_command_names_the_precision():
     _, text = available(Config.from_flat({**LEARNED, "runtime.precision": "fp16"}))

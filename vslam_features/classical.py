@@ -20,7 +20,8 @@ CLASSICAL = {"features.name": "sift", "matcher.name": "nearest", "retrieval.name
 def available(config: Config) -> tuple[Config, str]:
     """The configuration that can run here, and a warning where it is not the one that was asked for.
 
-    Raises ModelMissingError where files are missing and ``models.if_missing`` is ``error``.
+    Raises ModelMissingError where files are missing and ``models.if_missing`` is ``error``, or where a file that the
+    configuration names by its path is missing: whoever names a file does not mean another method.
     """
     groups = {"features": config.features, "matcher": config.matcher, "retrieval": config.retrieval}
     used = {
@@ -28,6 +29,9 @@ def available(config: Config) -> tuple[Config, str]:
         for name, group in groups.items()
         if "model" in group.options and (name != "retrieval" or config.loops.enabled)
     }
+    for model in used.values():
+        if Path(model).suffix in SUFFIXES:
+            locate(model, config.runtime.precision)
     missing = {name: model for name, model in used.items() if _missing(model, config)}
     if not missing:
         return config, ""
@@ -81,7 +85,7 @@ def _problem(models: list[str], config: Config) -> str:
     """Why these models cannot be opened, and what brings them, in one sentence."""
     if _library_missing(config):
         return "onnxruntime is not installed: run \"pip install 'vslam_features[cpu]'\""
-    if len(models) > 1 and not any(Path(m).suffix in SUFFIXES or find_entry(m).export for m in models):
+    if len(models) > 1 and not any(find_entry(m).export for m in models):
         precision = config.runtime.precision
         variant = "" if precision == "fp32" else f" --precision {precision}"
         return (

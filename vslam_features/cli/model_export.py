@@ -35,6 +35,8 @@ def run(args) -> int:
     """Export and print what came of it. Raises the package's errors."""
     if args.random and args.weights:
         raise ConfigError("--random makes the weights: leave --weights out")
+    if args.raw and (args.out or args.images):
+        raise ConfigError("--raw compares graphs and keeps no file: leave --out and --images out")
     if not (args.weights or args.tiny or args.random):
         from ..artifacts.catalogue import find_entry
 

@@ -64,6 +64,8 @@ class MapWriter:
     def append(self, *entries: MapEntry) -> None:
         """Store keyframes and all that belongs to them in one transaction; on return they survive a power cut.
 
+        Their arrays must not change meanwhile: checksums are computed some keyframes ahead of the writing.
+
         Raises:
             DataError: an entry is not the next one, or has arrays that a map does not take. Nothing is stored.
             MapError: the disk is full, or fails. Nothing is stored, and the same may be tried again.
