@@ -24,7 +24,7 @@ from early_stop_helpers import (  # noqa: E402
     patched,
     scopes,
 )
-from graph_helpers import FLOAT, LEVELS, graph, run  # noqa: E402
+from graph_helpers import FLOAT, run  # noqa: E402
 from matcher_graph import Matcher  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
@@ -132,34 +132,6 @@ def test_what_a_stop_skips_never_runs(tmp_path):
             assert len(model.graph.node) - len(expected) >= done.skipped(stopped)[0]
         seen.add(stopped)
     assert len(seen) >= 3
-
-
-def test_a_node_with_bodies_moves_with_what_it_reads():
-    weights = {name: np.full(4, value, np.float32) for name, value in (("a", 1), ("b", 2), ("c", 3))}
-    text = """(float[M,4] x, bool flag) =>
-              (int64[M] matches0, float[M] mscores0, float covisibility_score, float score_2) {
-        mean = ReduceMean <keepdims = 0> (x)
-        score_2 = Sigmoid(mean)
-        y = Mul(x, a)
-        z = If (flag) <
-            then_branch = t () => (float[M,4] t_out) { t_out = Mul(y, b) },
-            else_branch = e () => (float[M,4] e_out) { e_out = Add(y, c) }>
-        matches0 = ArgMax <axis = 1, keepdims = 0> (z)
-        axis = Constant <value = int64[1] {1}> ()
-        mscores0 = ReduceMax <keepdims = 0> (z, axis)
-        covisibility_score = Identity(score_2)
-    }"""
-    model = graph(text, weights)
-    proto, done = patched(model, (2,), 3, {2: "score_2"}, like=None)
-    assert not proto.graph.initializer and {t.name for t in scopes(proto)[1].initializer} == set("abc")
-    assert [stage.nodes for stage in done.stages] == [2, 6] and done.skipped(2) == (6, 3 * 16 + 8)
-    x = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
-    for flag, z in ((True, x * 2), (False, x + 3)):
-        inputs = {"x": x, "flag": np.array(flag)}
-        for level in LEVELS:
-            got = run(proto, inputs | feed({}, 0.9, 1), level)
-            np.testing.assert_array_equal(got[1], z.max(1))
-            np.testing.assert_array_equal(run(proto, inputs | feed({}, 0.9, 0), level)[1], [0, 0])
 
 
 # -- refusals ------------------------------------------------------------------------------------

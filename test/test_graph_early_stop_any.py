@@ -1,4 +1,4 @@
-"""Early stopping of random graphs: values used across stages, shared constants, bodies, optional inputs."""
+"""Early stopping of graphs of any form: values used across stages, shared constants, bodies, optional inputs."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ ir = pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from early_stop_helpers import DECAYS, feed, ort_session, patched  # noqa: E402
-from graph_helpers import FLOAT, LEVELS, Builder, run  # noqa: E402
+from early_stop_helpers import DECAYS, feed, ort_session, patched, scopes  # noqa: E402
+from graph_helpers import FLOAT, LEVELS, Builder, graph, run  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
@@ -108,3 +108,52 @@ def test_random_graphs(seed, steps, heads, flag, data):
                 else:
                     np.testing.assert_allclose(got[1], expected[1], atol=1e-4)
                     np.testing.assert_allclose(got[2], expected[2], atol=1e-4)
+
+
+def test_a_node_with_bodies_moves_with_what_it_reads():
+    weights = {name: np.full(4, value, np.float32) for name, value in (("a", 1), ("b", 2), ("c", 3))}
+    text = """(float[M,4] x, bool flag) =>
+              (int64[M] matches0, float[M] mscores0, float covisibility_score, float score_2) {
+        mean = ReduceMean <keepdims = 0> (x)
+        score_2 = Sigmoid(mean)
+        y = Mul(x, a)
+        z = If (flag) <
+            then_branch = t () => (float[M,4] t_out) { t_out = Mul(y, b) },
+            else_branch = e () => (float[M,4] e_out) { e_out = Add(y, c) }>
+        matches0 = ArgMax <axis = 1, keepdims = 0> (z)
+        axis = Constant <value = int64[1] {1}> ()
+        mscores0 = ReduceMax <keepdims = 0> (z, axis)
+        covisibility_score = Identity(score_2)
+    }"""
+    model = graph(text, weights)
+    proto, done = patched(model, (2,), 3, {2: "score_2"}, like=None)
+    assert not proto.graph.initializer and {t.name for t in scopes(proto)[1].initializer} == set("abc")
+    assert [stage.nodes for stage in done.stages] == [2, 6] and done.skipped(2) == (6, 3 * 16 + 8)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
+    for flag, z in ((True, x * 2), (False, x + 3)):
+        inputs = {"x": x, "flag": np.array(flag)}
+        for level in LEVELS:
+            got = run(proto, inputs | feed({}, 0.9, 1), level)
+            np.testing.assert_array_equal(got[1], z.max(1))
+            np.testing.assert_array_equal(run(proto, inputs | feed({}, 0.9, 0), level)[1], [0, 0])
+
+
+def test_results_may_be_there_before_the_last_part():
+    text = """(float[M,4] x) => (int64[M] matches0, float[M] mscores0, float covisibility_score, float score_2) {
+        matches0 = ArgMax <axis = 1, keepdims = 0> (x)
+        axis = Constant <value = int64[1] {1}> ()
+        mscores0 = ReduceMax <keepdims = 0> (x, axis)
+        mean = ReduceMean <keepdims = 0> (mscores0)
+        score_2 = Sigmoid(mean)
+        covisibility_score = Mul(score_2, mean)
+    }"""
+    model = graph(text)
+    proto, done = patched(model, (2,), 3, {2: "score_2"}, like=None)
+    assert [stage.nodes for stage in done.stages] == [4, 2]
+    x = np.random.default_rng(0).random((5, 4), np.float32)
+    plain = run(model, {"x": x})
+    for level in LEVELS:
+        for a, b in zip(run(proto, {"x": x} | feed({}, 0.9, 1), level), plain[:3]):
+            np.testing.assert_array_equal(a, b)
+        matches, scores, covisibility, stopped = run(proto, {"x": x} | feed({}, 0.9, 0), level)
+        assert stopped == 2 and covisibility == plain[3] and (matches == -1).all() and not scores.any()
