@@ -165,7 +165,7 @@ def test_the_command_continues_and_localises_and_tells_the_model(bag, house, cop
     assert numbers["continue"]["map"]["keyframes_after"] == numbers["localize"]["map"]["keyframes_after"] == 2 * count
     assert numbers["localize"]["relocalisation"]["keyframes"] > count / 2
     assert first["loops"]["verified"] > 0
-    sha256 = hashlib.sha256((megaloc_cache / "models" / f"{NAME}.fp32.onnx").read_bytes()).hexdigest()
+    sha256 = content_sha256(megaloc_cache / "models" / f"{NAME}.fp32.onnx")
     for m in (first, *numbers.values()):
         (engine,) = m["engines"]
         assert (engine["role"], engine["name"], engine["precision"]) == ("global", NAME, "fp32")
