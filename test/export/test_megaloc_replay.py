@@ -1,7 +1,6 @@
 """The tiny MegaLoc from a recording to a map and back: replayed, continued, localised in; what is refused; faults."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
