@@ -38,11 +38,11 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import _map_memory
 import numpy as np
+from _criteria import Criterion, table
 from _map_contenders import NPZ_EVERY, Npz, Raw, Shelve, Vmap, Waiting, forget, settle
 from _map_data import Keyframes, arrays_of
 from tqdm import tqdm
@@ -50,21 +50,6 @@ from tqdm import tqdm
 COMMIT_RATIO, COMMIT_MS = 1.5, 25.0
 OPEN_S, READ_RATIO, PEAK_MIB, SIZE_RATIO, COPY_EXTRA_S = 1.0, 1.2, 300e6 / 2**20, 1.03, 1.0
 _COLD, _PASSES, _COPIES = 60, 2, 3
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """A line of the last table."""
-
-    name: str
-    value: float
-    limit: float
-    unit: str
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        return bool(self.value >= self.limit if self.at_least else self.value <= self.limit)
 
 
 def time_commits(stores: dict, keyframes: Keyframes, count: int, folder: Path) -> tuple[dict, int]:
@@ -215,30 +200,27 @@ def run(folder: Path, args) -> dict:
     limit = max(COMMIT_RATIO * _p95(commits["raw"]), COMMIT_MS)
     criteria = [
         Criterion("commit, p95", _p95(commits["vmap"]), limit, "ms"),
-        Criterion("throughput of 8 / shelve", rates["vmap of 8"] / rates["shelve"], 1.0, "", True),
-        Criterion("throughput of 8 / npz placed", rates["vmap of 8"] / rates["npz placed"], 1.0, "", True),
-        Criterion("throughput of 8 / npz", rates["vmap of 8"] / rates["npz"], 1.0, "", True),
+        Criterion("throughput of 8 / shelve", rates["vmap of 8"] / rates["shelve"], 1.0, at_least=True),
+        Criterion("throughput of 8 / npz placed", rates["vmap of 8"] / rates["npz placed"], 1.0, at_least=True),
+        Criterion("throughput of 8 / npz", rates["vmap of 8"] / rates["npz"], 1.0, at_least=True),
         Criterion("open, warm, slowest", max(o["seconds"] for o in opened if not o["cold"]), OPEN_S, "s"),
         Criterion("open, cold, slowest", max(o["seconds"] for o in opened if o["cold"]), OPEN_S, "s"),
-        Criterion("later read, warm / plain", ratio("warm later", "warm later raw"), READ_RATIO, ""),
-        Criterion("later read, cold / plain", ratio("cold later", "cold later raw"), READ_RATIO, ""),
-        Criterion("first read, warm / plain + checks", ratio("warm first", "warm first raw checked"), READ_RATIO, ""),
-        Criterion("first read, cold / plain + checks", ratio("cold first", "cold first raw checked"), READ_RATIO, ""),
+        Criterion("later read, warm / plain", ratio("warm later", "warm later raw"), READ_RATIO),
+        Criterion("later read, cold / plain", ratio("cold later", "cold later raw"), READ_RATIO),
+        Criterion("first read, warm / plain + checks", ratio("warm first", "warm first raw checked"), READ_RATIO),
+        Criterion("first read, cold / plain + checks", ratio("cold first", "cold first raw checked"), READ_RATIO),
         Criterion("peak memory", max(peaks.values()), PEAK_MIB, "MiB"),
-        Criterion("file / payload", size / payload, SIZE_RATIO, ""),
+        Criterion("file / payload", size / payload, SIZE_RATIO),
         Criterion("copy, over a plain copy", copy_s - plain_s, COPY_EXTRA_S, "s"),
     ]
-    print(f"\n{'criterion':<36} {'value':>9}    limit")
-    for c in criteria:
-        sign = ">=" if c.at_least else "<="
-        print(f"{c.name:<36} {c.value:>9.3f} {sign} {c.limit:<6.4g} {c.unit:<4} {'PASS' if c.met else 'FAIL'}")
+    print(f"\n{table(criteria)}")
     spread = {
         key: {n: dict(zip(("p5", "median", "p95"), np.percentile(t, (5, 50, 95)).round(3).tolist())) for n, t in v}
         for key, v in (("commit_ms", commits.items()), ("read_ms", (reads | others).items()))
     }
     out |= spread | {"rates_mb_s": rates, "shelve": shelf.backend, "open": opened, "write": written, "copies": copies}
     out |= {"peaks_mib": peaks, "file_over_payload": size / payload, "load_after": os.getloadavg()}
-    return out | {"criteria": [vars(c) | {"met": c.met} for c in criteria]}
+    return out | {"criteria": [c.to_dict() for c in criteria]}
 
 
 def _p95(times: np.ndarray) -> float:
