@@ -1,6 +1,8 @@
 """MegaLoc in torch against other implementations: DINOv2 of transformers, OpenCV's bicubic, SALAD in float64 NumPy."""
 
+import contextlib
 import dataclasses
+import sys
 
 import cv2
 import numpy as np
@@ -76,6 +78,17 @@ RENAMED = {
 }
 
 
+@contextlib.contextmanager
+def no_standin():
+    """Without the stand-in of torchvision that tests of ALIKED leave behind, and that transformers would look into."""
+    standin = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "torchvision"}
+    try:
+        yield
+    finally:
+        sys.modules.update(standin)
+
+
+@no_standin()
 def of_transformers(config: MegaLocConfig, backbone: torch.nn.Module) -> torch.nn.Module:
     """DINOv2 of transformers with the same weights."""
     transformers = pytest.importorskip("transformers")
