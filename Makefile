@@ -8,15 +8,15 @@ READY := $(VENV)/.installed
 # OpenBLAS workers stall one another where all cores are busy, as they are in tests.
 export OPENBLAS_NUM_THREADS ?= 1
 
-# Nodes talk in real time, so their tests run alone. The others run a few files a process, two processes at a time.
-IN_TWO := ls test/test_*.py | xargs -P 2 -n 8 $(BIN)/python -m pytest -q -p no:cacheprovider
+# Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
+IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
 .PHONY: demo test test-fast test-endurance test-compat test-export lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
 	@echo "make test         lint and all tests but those of endurance"
-	@echo "make test-endurance  hundreds of kills, power cuts and damaged maps"
+	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps and pairs of images"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
@@ -44,7 +44,8 @@ test: $(READY) lint
 	$(IN_TWO) -m "not endurance"
 
 test-endurance: $(READY)
-	$(BIN)/python -m pytest -m endurance test/test_power_cut.py test/test_map_kill.py test/test_map_damage.py test/test_map_tools.py
+	$(BIN)/python -m vslam_features models fetch default
+	$(BIN)/python -m pytest -m endurance test
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -444,6 +444,7 @@ def test_the_check_of_time_and_memory_can_fail(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("learned")
 def test_300_pairs_of_random_numbers_through_lighterglue():

@@ -338,7 +338,10 @@ def test_the_report_of_a_map_that_is_not_whole(house, tmp_path):
     assert html.count("disk &lt;full&gt;") == 2
 
 
-@pytest.mark.parametrize("keyframes", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 11, 16))])
+LONG = [pytest.mark.slow, pytest.mark.endurance]
+
+
+@pytest.mark.parametrize("keyframes", [6, *(pytest.param(n, marks=LONG) for n in (1, 3, 11, 16))])
 def test_a_replay_that_is_killed_leaves_a_map_to_go_on_with(images, house, tmp_path, keyframes):
     path = tmp_path / "a.vmap"
     with open(tmp_path / "said", "wb") as said:

@@ -698,6 +698,7 @@ print(rss() - before, max(times) / np.median(times))
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("name", ["onnxruntime", pytest.param("openvino", marks=NEEDS_OPENVINO)])
 def test_memory_is_flat_over_300_pairs_of_any_size(name, folder):
     """In a process of its own: no shape of an earlier call costs memory for good, none takes long at first."""
