@@ -70,9 +70,7 @@ def image_cases(
     Raises:
         ImageError: a file is no image. DataError: fewer than two, or a matcher without ``extract``.
     """
-    files = [f for path in map(Path, paths) for f in image_files(path)]
-    if len(files) < 2:
-        raise DataError(f"--images: expected two pictures at least, got {len(files)} in {[str(p) for p in paths]}")
+    files = picture_files(paths)
     if card.role == "matcher" and extract is None:
         raise DataError(f"{card.name}: a matcher needs features of the pictures, and none can be extracted")
     first = sorted({round(i) for i in np.linspace(0, len(files) - 2, min(max_pairs, len(files) - 1))})
@@ -104,8 +102,18 @@ def saved_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def image_files(path: Path) -> list[Path]:
-    """The picture that is named, or those of a folder by their names. Raises ImageError where there is neither."""
+def picture_files(paths: Sequence[Path]) -> list[Path]:
+    """The pictures that are named, and those of folders by their names.
+
+    Raises ImageError where a path is neither, DataError where they are fewer than two.
+    """
+    files = [f for path in map(Path, paths) for f in _image_files(path)]
+    if len(files) < 2:
+        raise DataError(f"--images: expected two pictures at least, got {len(files)} in {[str(p) for p in paths]}")
+    return files
+
+
+def _image_files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(f for f in path.iterdir() if f.suffix.lower() in _IMAGES)
     if not path.is_file():

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from .. import registry
 from ..artifacts import golden
-from ..artifacts.cases import image_files
+from ..artifacts.cases import picture_files
 from ..artifacts.preprocessing import Preprocessing
-from ..errors import DataError, NonFiniteError
+from ..errors import NonFiniteError
 from ..images import read_image
 from ..runtimes.base import LoadRequest
 
@@ -39,9 +39,7 @@ def pictures(paths: Sequence[Path] = ()) -> list[Picture]:
     if not paths:
         chosen = [pair for pair in golden.pairs() if pair.name in _SHIPPED]
         return [Picture(f"{pair.name}_{i}", image) for pair in chosen for i, image in enumerate(pair.images)]
-    files = [file for path in map(Path, paths) for file in image_files(path)]
-    if len(files) < 2:
-        raise DataError(f"--images: expected two pictures at least, got {len(files)} in {[str(p) for p in paths]}")
+    files = picture_files(paths)
     spread = sorted({round(i) for i in np.linspace(0, len(files) - 1, min(MAX_PICTURES, len(files)))})
     return [Picture(files[i].stem, read_image(files[i])) for i in spread]
 
