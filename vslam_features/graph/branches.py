@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ConfigError, ModelFileError
-from .partition import names_of
+from .names import Names
 
 DECAY, STOPPED = "early_stop_decay", "stopped_after_layer"
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
@@ -23,7 +23,7 @@ class Branches:
 
     def __init__(self, graph: ir.Graph, results: list[ir.Value], num_layers: int):
         self.graph, self.results, self.num_layers = graph, results, num_layers
-        self._names = names_of(graph)
+        self._names = Names(graph)
         for name in (DECAY, STOPPED):
             if name in self._names:
                 raise ModelFileError(f"graph '{graph.name}' has a node or value '{name}', the name of what is added")
@@ -31,7 +31,7 @@ class Branches:
         self._types = (results[0].dtype, results[1].dtype, _FLOAT, _INT64)
         self._shapes = (*(value.shape for value in results), ir.Shape([]))
         for value in results:
-            value.name = self._new_name(f"{value.name}_plain")
+            value.name = self._names.new(f"{value.name}_plain")
 
     def start(self, min_covisibility: str, like: tuple[str, int] | None) -> list[ir.Node]:
         """Nodes that all checks read, and the inputs for them.
@@ -75,11 +75,11 @@ class Branches:
         limit = self._add(nodes, "Mul", [self._limit, kept], f"early_stop_limit_{layer}", _FLOAT, [])
         stop = self._add(nodes, "Less", [score, limit], f"early_stop_{layer}", _BOOL, [])
         outputs = [
-            ir.Value(name=self._new_name(f"{label}_{layer}"), type=ir.TensorType(dtype), shape=shape.copy())
+            ir.Value(name=self._names.new(f"{label}_{layer}"), type=ir.TensorType(dtype), shape=shape.copy())
             for label, dtype, shape in zip(self.labels, self._types, self._shapes)
         ]
         branches = {"then_branch": self._rejection(layer, score), "else_branch": onward}
-        nodes.append(ir.node("If", [stop], branches, outputs=outputs, name=self._new_name(f"early_stop_if_{layer}")))
+        nodes.append(ir.node("If", [stop], branches, outputs=outputs, name=self._names.new(f"early_stop_if_{layer}")))
         return nodes, outputs
 
     def _rejection(self, layer: int, score: ir.Value) -> ir.Graph:
@@ -99,7 +99,7 @@ class Branches:
         else:
             outputs.append(self._add(nodes, "Identity", [score], name, _FLOAT, shape))
         outputs.append(self._constant(nodes, np.int64(layer), f"{STOPPED}_stop"))
-        return ir.Graph([], outputs, nodes=nodes, name=self._new_name(f"stop_after_layer_{layer}"))
+        return ir.Graph([], outputs, nodes=nodes, name=self._names.new(f"stop_after_layer_{layer}"))
 
     def _length(self, nodes: list[ir.Node], shape: ir.Shape, like, known: dict) -> ir.Value:
         """A shape as int64 (rank,), from constants and dimensions of inputs."""
@@ -150,7 +150,7 @@ class Branches:
     def _input(self, name: str) -> ir.Value:
         if name in self._names:
             raise ModelFileError(f"graph '{self.graph.name}': '{name}' is there and no input; rename it")
-        value = ir.Value(name=self._new_name(name), type=ir.TensorType(_FLOAT), shape=ir.Shape([]))
+        value = ir.Value(name=self._names.new(name), type=ir.TensorType(_FLOAT), shape=ir.Shape([]))
         self.graph.inputs.append(value)
         return value
 
@@ -159,14 +159,7 @@ class Branches:
         return self._add(nodes, "Constant", [], name, tensor.dtype, np.shape(array), value=tensor)
 
     def _add(self, nodes: list[ir.Node], op: str, inputs: list, name: str, dtype, shape, **attributes) -> ir.Value:
-        name = self._new_name(name)
+        name = self._names.new(name)
         result = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         nodes.append(ir.node(op, inputs, attributes, outputs=[result], name=name))
         return result
-
-    def _new_name(self, name: str) -> str:
-        found, i = name, 0
-        while found in self._names:
-            found, i = f"{name}_{i}", i + 1
-        self._names.add(found)
-        return found

@@ -242,7 +242,7 @@ class _Conversion:
         return self._made[key]
 
     def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        name = self.constants.new_name(f"{value.name}_{'fp16' if dtype == _HALF else 'fp32'}")
+        name = self.constants.names.new(f"{value.name}_{'fp16' if dtype == _HALF else 'fp32'}")
         result = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
         node = ir.node("Cast", [value], {"to": int(dtype)}, outputs=[result], name=name)
         maker = value.producer()
@@ -256,7 +256,7 @@ class _Conversion:
         """An output of a graph in its old type, under its old name."""
         result = self._as(value, _FLOAT)
         if not result.is_graph_output():
-            value.name, result.name = self.constants.new_name(f"{value.name}_fp16"), value.name
+            value.name, result.name = self.constants.names.new(f"{value.name}_fp16"), value.name
         return result
 
 

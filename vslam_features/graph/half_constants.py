@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from .names import Names
+
 SMALLEST = 2.0**-24  # half number above 0
 LARGEST = 65504.0  # finite one
 
@@ -25,20 +27,10 @@ class HalfConstants:
     """
 
     def __init__(self, graph: ir.Graph):
-        graphs = [graph, *graph.subgraphs()]
-        self._names = {v.name for g in graphs for v in (*g.inputs, *g.initializers.values())}
-        self._names |= {v.name for n in graph.all_nodes() for v in n.outputs} | {n.name for n in graph.all_nodes()}
+        self.names = Names(graph)
         self._wide: dict[ir.Value, bool] = {}
         self._half: dict[ir.Value, ir.Value] = {}
         self.below, self.below_in, self.smallest = 0, 0, 0.0
-
-    def new_name(self, wish: str) -> str:
-        """A name that no value and no node has."""
-        name, i = wish, 2
-        while name in self._names:
-            name, i = f"{wish}_{i}", i + 1
-        self._names.add(name)
-        return name
 
     def array(self, value: ir.Value | None) -> np.ndarray | None:
         """Values of a float32 constant; None for what is none, such as an initialiser that an input may replace."""
@@ -76,7 +68,7 @@ class HalfConstants:
     def half(self, value: ir.Value) -> ir.Value:
         """The initialiser that holds a constant's values as float16."""
         if value not in self._half:
-            name = self.new_name(f"{value.name}_fp16")
+            name = self.names.new(f"{value.name}_fp16")
             tensor = ir.tensor(self._rounded(self.array(value)), name=name)
             twin = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
             maker = value.producer()

@@ -74,15 +74,3 @@ def constant_bytes(nodes: Collection[ir.Node], initialisers: Collection[ir.Value
             tensors.append(node.attributes["value"].as_tensor())
     nested = sum(constant_bytes(list(body), ()) for node in nodes for body in bodies(node))
     return nested + sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-def names_of(graph: ir.Graph) -> set[str]:
-    """Names of all values and nodes of a graph and its bodies."""
-    values = [*graph.inputs, *graph.initializers.values()]
-    names = set()
-    for node in graph:
-        names.add(node.name)
-        values += node.outputs
-        for body in bodies(node):
-            names |= names_of(body)
-    return (names | {value.name for value in values}) - {None, ""}
