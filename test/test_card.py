@@ -57,6 +57,9 @@ CARDS = st.builds(
     early_stop_layers=st.lists(st.integers(1, 100), max_size=3).map(tuple),
     tools=st.dictionaries(st.text(), st.text(), max_size=3),
     self_check=st.dictionaries(st.text(), st.text(), max_size=3),
+    keypoints=st.text(),
+    layouts=st.dictionaries(st.text(), st.text(), max_size=3),
+    patches=st.lists(st.text(), max_size=3).map(tuple),
 )
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -150,9 +153,9 @@ def test_a_file_without_a_card_is_told_where_to_put_one(tmp_path):
         read_card(tmp_path / "x.xml")
 
 
-@pytest.mark.parametrize("schema", [0, -1, 3, 99, "1", True, 1.0, None])
+@pytest.mark.parametrize("schema", [0, -1, 4, 99, "1", True, 1.0, None])
 def test_another_schema_is_refused_before_its_fields(schema):
-    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 2: update vslam_features"):
+    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 3: update vslam_features"):
         ModelCard.from_dict({"schema": schema, "unheard_of": 1}, "here")
 
 
@@ -165,13 +168,16 @@ def test_older_versions_read_what_they_can_and_are_told_of_the_rest():
     plain = FULL.to_dict()
     assert set(plain) == FIRST and set(plain["preprocessing"]) == {"channels", "width", "height", "kernel"}
     assert plain["schema"] == 1
-    for change in (
-        {"self_check": {"cosine": "0.99999"}},
-        {"preprocessing": Preprocessing("rgb", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))},
-        {"preprocessing": Preprocessing("rgb", 64, 48, "antialias")},
+    for schema, change in (
+        (2, {"self_check": {"cosine": "0.99999"}}),
+        (2, {"preprocessing": Preprocessing("rgb", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))}),
+        (2, {"preprocessing": Preprocessing("rgb", 64, 48, "antialias")}),
+        (3, {"keypoints": "unit"}),
+        (3, {"layouts": {"descriptors": "hwc"}}),
+        (3, {"patches": ("early-stop 2,4",), "self_check": {"cosine": "1"}}),
     ):
         card = replace(FULL, **change)
-        assert card.to_dict()["schema"] == 2 and ModelCard.from_dict(card.to_dict(), "here") == card
+        assert card.to_dict()["schema"] == schema and ModelCard.from_dict(card.to_dict(), "here") == card
 
 
 def test_a_self_check_is_texts():
@@ -190,6 +196,7 @@ def test_a_self_check_is_texts():
         ({"layers": True}, "layers: expected a whole number, got True"),
         ({"layers": -1}, "layers: expected a number of layers, got -1"),
         ({"early_stop_layers": [3, "4"]}, r"early_stop_layers: expected numbers of layers, from 1, got \[3, '4'\]"),
+        ({"patches": ["a", 3]}, r"patches: expected texts, got \['a', 3\]"),
         ({"early_stop_layers": 3}, "early_stop_layers: expected a list, got 3"),
         ({"inputs": {"image": 3}}, "inputs: expected texts by name, got"),
         ({"preprocessing": "rgb"}, "preprocessing: expected a mapping, got 'rgb'"),

@@ -21,10 +21,11 @@ from ..types import ModelIdentity
 from .preprocessing import Preprocessing
 
 METADATA_KEY = "vslam_features"
-# 2: self_check; mean, std and more kernels of the preprocessing. A card that uses none of these is written as 1, and
-# older versions read it; of a card of 2 they say that they must be updated.
-SCHEMA = 2
+# 2: self_check; mean, std and more kernels of the preprocessing. 3: keypoints, layouts, patches. A card that uses none
+# of these is written as 1, and older versions read it; of a newer one they say that they must be updated.
+SCHEMA = 3
 _KERNELS_OF_1 = ("none", "area", "linear")
+_OF_3 = ("keypoints", "layouts", "patches")
 ROLES = ("features", "matcher", "global")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _KINDS = {str: "a text", int: "a whole number", tuple: "a list", Preprocessing: "a mapping"}
@@ -48,6 +49,9 @@ class ModelCard:
         layers: of a matcher; ``early_stop_layers``: those after which it may stop.
         tools: what wrote the file, name -> version.
         self_check: figures of the checks that the file passed when it was written, label -> text; for people.
+        keypoints: how the file takes keypoints, a name of ``binding.KEYPOINTS``; empty: pixels, as they come.
+        layouts: our tensor name -> layout of the file's tensor, a name of ``binding.LAYOUTS``, where it is not ours.
+        patches: what was done to the graph after it was made, in order.
     """
 
     role: str
@@ -64,20 +68,21 @@ class ModelCard:
     early_stop_layers: tuple[int, ...] = ()
     tools: dict[str, str] = field(default_factory=dict)
     self_check: dict[str, str] = field(default_factory=dict)
+    keypoints: str = ""
+    layouts: dict[str, str] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()
     schema: int = 1
 
     def __post_init__(self):
-        steps = self.preprocessing
-        if self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1:
-            object.__setattr__(self, "schema", SCHEMA)
+        steps, of_3 = self.preprocessing, any(getattr(self, name) for name in _OF_3)
+        if of_3 or self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1:
+            object.__setattr__(self, "schema", 3 if of_3 else 2)
 
     def to_dict(self) -> dict:
         """Plain JSON values."""
-        values = dataclasses.asdict(self) | {"early_stop_layers": list(self.early_stop_layers)}
+        values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(self).items()}
         values["preprocessing"] = self.preprocessing.to_dict()
-        if not self.self_check:
-            del values["self_check"]
-        return values
+        return {n: v for n, v in values.items() if v or n not in ("self_check", *_OF_3)}
 
     def to_json(self) -> str:
         """The text that goes into ONNX metadata."""
@@ -100,8 +105,9 @@ class ModelCard:
         given = {n: v for n, v in values.items() if n in known}
         if "preprocessing" in given and isinstance(given["preprocessing"], dict):
             given["preprocessing"] = Preprocessing.from_dict(given["preprocessing"], problems)
-        if isinstance(given.get("early_stop_layers"), list):
-            given["early_stop_layers"] = tuple(given["early_stop_layers"])
+        for name in ("early_stop_layers", "patches"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
         for name, value in given.items():
             kind = typing.get_origin(hints[name]) or hints[name]
             members = value.items() if isinstance(value, dict) else ()
@@ -116,6 +122,9 @@ class ModelCard:
             problems.append(f"layers: expected a number of layers, got {layers}")
         if isinstance(stops, tuple) and any(type(n) is not int or n < 1 for n in stops):
             problems.append(f"early_stop_layers: expected numbers of layers, from 1, got {list(stops)}")
+        patches = given.get("patches", ())
+        if isinstance(patches, tuple) and not all(isinstance(patch, str) for patch in patches):
+            problems.append(f"patches: expected texts, got {list(patches)}")
         if problems:
             raise ModelFileError(f"{where}: not a valid model card: {'; '.join(problems)}; see docs/models.md")
         return cls(**given)
