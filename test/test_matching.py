@@ -234,8 +234,9 @@ def test_matched_and_verified():
 def test_what_a_matcher_knows_is_passed_on():
     index = np.arange(60, dtype=np.int32)
     pairs, scores = np.stack([index, index], 1), np.ones(60, np.float32)
-    result = verified(Given(pairs=pairs, scores=scores, covisibility=0.4, stopped_after_layer=3))
-    assert (result.covisibility, result.stopped_after_layer, result.runtime) == (0.4, 3, "given")
+    seen = {"covisibility": 0.4, "stopped_after_layer": 3, "layer_scores": ((2, 0.6), (3, 0.4))}
+    result = verified(Given(pairs=pairs, scores=scores, **seen))
+    assert {name: getattr(result, name) for name in seen} == seen and result.runtime == "given"
     for status in (Status.NOT_COVISIBLE, Status.STOPPED_EARLY, Status.NON_FINITE):
         result = verified(Given(pairs=pairs, scores=scores, covisibility=0.0, status=status))
         assert (result.status, result.covisibility, len(result), result.num_inliers) == (status, 0.0, 60, 0)

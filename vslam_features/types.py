@@ -204,6 +204,9 @@ class Matches:
         elapsed_ms: matching and verification, wall time.
         runtime: what computed it, e.g. ``opencv``.
         detail: one line for people where the status needs one (an error's text).
+        layer_scores: layer and covisibility score of each checked layer that
+            ran, in order; empty where the matcher does not tell, and in pairs
+            that were read from a map.
     Raises:
         DataError: on a broken shape, or on an OK result without an inlier:
             an empty result without a reason cannot be constructed.
@@ -221,6 +224,7 @@ class Matches:
     elapsed_ms: float = 0.0
     runtime: str = ""
     detail: str = ""
+    layer_scores: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self):
         m = len(self.pairs)

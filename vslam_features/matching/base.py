@@ -21,6 +21,8 @@ class Correspondences:
         scores: (M,) f32 in [0, 1], higher is better.
         covisibility: in [0, 1], None where the matcher has none.
         stopped_after_layer: of an early-stopped matcher, else 0.
+        layer_scores: layer and covisibility score of each checked layer that ran, in order; empty where the matcher
+            does not tell.
         status: None to go on to geometry, else why the matcher gave up.
         runtime: what computed it, where it is not the matcher's own ``runtime``.
         recovered: the fault after which the fallback computed it, else empty.
@@ -30,6 +32,7 @@ class Correspondences:
     scores: np.ndarray
     covisibility: float | None = None
     stopped_after_layer: int = 0
+    layer_scores: tuple[tuple[int, float], ...] = ()
     status: Status | None = None
     runtime: str = ""
     recovered: str = ""
@@ -63,6 +66,11 @@ class Matcher(ABC):
     def suspect(self) -> bool:
         """True while its empty results are not to be believed, so that ``match_again`` is asked about each."""
         return False
+
+    @property
+    def stop_limits(self) -> tuple[tuple[int, float], ...]:
+        """Layer and limit of each checked layer: a covisibility score below it stops the matcher. Empty: it cannot."""
+        return ()
 
     @abstractmethod
     def match(self, features0: Features, features1: Features) -> Correspondences:

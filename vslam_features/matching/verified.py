@@ -73,6 +73,7 @@ class VerifiedMatcher:
         extra = {
             "covisibility": found.covisibility,
             "stopped_after_layer": found.stopped_after_layer,
+            "layer_scores": found.layer_scores,
             "runtime": found.runtime or self.matcher.runtime,
             "detail": _recovered(features0.recovered, found.recovered),
         }
