@@ -64,10 +64,10 @@ def openvino_runner(model):
 
 
 def scopes(proto):
-    """The main graph and the else branches of the added Ifs, from the outside in; nodes by scope."""
+    """The main graph and the branches of the added Ifs that go on, from the outside in; nodes by scope."""
     found = [proto.graph]
     while True:
         stop = [node for node in found[-1].node if node.name.startswith("early_stop_if_")]
         if not stop:
             return found
-        found.append(next(a.g for a in stop[0].attribute if a.name == "else_branch"))
+        found.append(next(a.g for a in stop[0].attribute if a.name == "then_branch"))

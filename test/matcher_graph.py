@@ -67,16 +67,18 @@ class Matcher:
         return found, *x
 
     def match(self, pair: dict, min_covisibility: float, decay: float, checked=(), dtype=np.float64):
-        """matches0, mscores0, covisibility_score, stopped_after_layer by the rule."""
+        """matches0, mscores0, covisibility_score, stopped_after_layer, layer_scores by the rule."""
         scores, x0, x1 = self.scores(pair, dtype)
-        for k in checked:
-            if scores[k - 1] < min_covisibility * (1 - decay) ** (self.layers - k):
-                return np.full(len(x0), -1), np.zeros(len(x0)), scores[k - 1], k
+        seen = np.full(len(checked), -1.0)
+        for i, k in enumerate(checked):
+            seen[i] = scores[k - 1]
+            if not scores[k - 1] >= min_covisibility * (1 - decay) ** (self.layers - k):
+                return np.full(len(x0), -1), np.zeros(len(x0)), scores[k - 1], k, seen
         similarity = x0 @ x1.T
         best0, best1 = similarity.argmax(1), similarity.argmax(0)
         mutual = (best1[best0] == np.arange(len(x0))) & ~(scores[-1] < min_covisibility)
         probability = (_softmax(similarity) * _softmax(similarity.T).T).max(1)
-        return np.where(mutual, best0, -1), np.where(mutual, probability, 0), scores[-1], 0
+        return np.where(mutual, best0, -1), np.where(mutual, probability, 0), scores[-1], 0, seen
 
     # -- ONNX ------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Early stopping: the stop rule, the plain graph where it does not stop, NaN, half precision."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,12 +37,14 @@ def check_against_numpy(run_once, layers):
     for pair in pairs():
         for threshold in THRESHOLDS:
             for decay in DECAYS:
-                matches, scores, covisibility, stopped = MATCHER.match(pair, threshold, decay, layers)
+                matches, scores, covisibility, stopped, seen = MATCHER.match(pair, threshold, decay, layers)
                 got = run_once(feed(pair, threshold, decay))
                 assert got[3] == stopped
                 np.testing.assert_array_equal(got[0], matches)
                 np.testing.assert_allclose(got[1], scores, atol=1e-4)
                 np.testing.assert_allclose(got[2], covisibility, atol=1e-4)
+                np.testing.assert_allclose(got[4], seen, atol=1e-4)
+                np.testing.assert_array_equal(got[4] == -1, [0 < stopped < k for k in layers])
                 stops.append(stopped)
     return stops
 
@@ -115,29 +118,67 @@ def test_a_score_of_zero_does_not_stop_without_a_threshold(layers):
         assert run(proto, {"x": x} | feed({}, threshold, decay))[3] == stopped
 
 
-def test_a_score_that_is_nan_never_stops_and_is_seen():
-    session = ort_session(patched(PLAIN, SHIPPED)[0])
+def runners(proto):
+    for level in LEVELS:
+        yield partial(ort_session(proto, level).run, None)
+    yield openvino_runner(proto)
+
+
+@pytest.mark.parametrize("layers", [SHIPPED, ONE], ids=str)
+def test_a_score_that_is_nan_ends_the_run_and_is_seen(layers):
     pair = MATCHER.pair(20, 20, 3)
     pair["descriptors0"][4, 2] = np.nan
-    for decay in DECAYS:
-        matches, _, covisibility, stopped = session.run(None, feed(pair, 0.95, decay))
-        assert np.isnan(covisibility) and stopped == 0
+    for run_once in runners(patched(PLAIN, layers)[0]):
+        for threshold, decay in itertools.product((0, 0.95), DECAYS):
+            matches, scores, covisibility, stopped, seen = run_once(feed(pair, threshold, decay))
+            assert np.isnan(covisibility) and stopped == layers[0]
+            np.testing.assert_array_equal(matches, np.full(20, -1))
+            np.testing.assert_array_equal(scores, np.zeros(20))
+            np.testing.assert_array_equal(seen, [np.nan, *[-1] * len(layers[1:])])
 
 
-def test_a_nan_of_one_score_alone_skips_that_check():
+@pytest.mark.parametrize("layer", SHIPPED)
+def test_a_nan_of_one_score_ends_the_run_there(layer):
     model = onnx.ModelProto()
     model.CopyFrom(PLAIN)
-    node = next(n for n in model.graph.node if "score_2" in n.output)
+    node = next(n for n in model.graph.node if f"score_{layer}" in n.output)
     node.output[0] = "whole"
     model.graph.initializer.append(helper.make_tensor("not_a_number", FLOAT, [], [np.nan]))
-    model.graph.node.append(helper.make_node("Add", ["whole", "not_a_number"], ["score_2"]))
-    session = ort_session(patched(model, SHIPPED)[0])
-    for pair in pairs():
-        for decay in DECAYS:
-            got, expected = session.run(None, feed(pair, 0.95, decay)), MATCHER.match(pair, 0.95, decay, SHIPPED[1:])
+    model.graph.node.append(helper.make_node("Add", ["whole", "not_a_number"], [f"score_{layer}"]))
+    before = [k for k in SHIPPED if k < layer]
+    ended = 0
+    for run_once in runners(patched(model, SHIPPED)[0]):
+        for pair, threshold, decay in itertools.product(pairs(), (0, 0.8), DECAYS):
+            got, expected = run_once(feed(pair, threshold, decay)), MATCHER.match(pair, threshold, decay, before)
+            if not expected[3]:  # none of the layers before stopped it
+                expected = np.full(len(got[0]), -1), np.zeros(len(got[0])), np.nan, layer, [*expected[4], np.nan]
+                ended += 1
             assert got[3] == expected[3]
             np.testing.assert_array_equal(got[0], expected[0])
+            np.testing.assert_array_equal(got[1], expected[1])
             np.testing.assert_allclose(got[2], expected[2], atol=1e-4)
+            np.testing.assert_allclose(got[4], [*expected[4], *[-1] * 4][:4], atol=1e-4)
+    assert ended > 50
+
+
+@pytest.mark.parametrize("layers", [(2,), (2, 3)], ids=str)
+def test_scores_of_infinity_are_large_and_small(layers):
+    text = """(float[M,4] x) => (int64[M] matches0, float[M] mscores0, float covisibility_score, float score_2,
+            float score_3) {
+        mean = ReduceMean <keepdims = 0> (x)
+        score_2 = Mul(mean, large)
+        y = Tanh(x)
+        score_3 = ReduceMax <keepdims = 0> (y)
+        matches0 = ArgMax <axis = 1, keepdims = 0> (y)
+        mscores0 = ReduceMax <keepdims = 0> (y, axis)
+        covisibility_score = Mul(score_3, mean)
+    }"""
+    model = graph(text, {"large": np.float32(np.inf), "axis": np.array([1], np.int64)})
+    proto, _ = patched(model, layers, 4, {2: "score_2", 3: "score_3"}, like=None)
+    for run_once in runners(proto):
+        for sign in (1, -1):
+            got = run_once({"x": np.full((3, 4), sign, np.float32)} | feed({}, 0.1, 0.5))
+            assert got[3] == (0 if sign > 0 else 2) and got[4][0] == sign * np.inf
 
 
 # -- half precision ------------------------------------------------------------------------------

@@ -99,9 +99,11 @@ def test_random_graphs(seed, steps, heads, flag, data):
                 continue  # on the edge of the rule
             stop = next((k for k, limit in limits if plain[2 + k] < limit), 0)
             expected = [np.full(3, -1), np.zeros(3), plain[2 + stop]] if stop else plain[:3]
+            seen = [-1 if 0 < stop < k else plain[2 + k] for k in layers]
             for i, session in enumerate(sessions):
                 got = session.run(None, inputs | feed({}, threshold, decay))
                 assert got[3] == stop
+                np.testing.assert_allclose(got[4], seen, atol=1e-4)
                 if i == 0:
                     for a, b in zip(got, expected):
                         np.testing.assert_array_equal(a, b)
@@ -155,5 +157,5 @@ def test_results_may_be_there_before_the_last_part():
     for level in LEVELS:
         for a, b in zip(run(proto, {"x": x} | feed({}, 0.9, 1), level), plain[:3]):
             np.testing.assert_array_equal(a, b)
-        matches, scores, covisibility, stopped = run(proto, {"x": x} | feed({}, 0.9, 0), level)
-        assert stopped == 2 and covisibility == plain[3] and (matches == -1).all() and not scores.any()
+        matches, scores, covisibility, stopped, seen = run(proto, {"x": x} | feed({}, 0.9, 0), level)
+        assert stopped == 2 and seen == covisibility == plain[3] and (matches == -1).all() and not scores.any()

@@ -38,10 +38,11 @@ def test_signature():
     proto, _ = patched(PLAIN, SHIPPED)
     assert [v.name for v in proto.graph.input] == [v.name for v in PLAIN.graph.input] + ["early_stop_decay"]
     names = [v.name for v in proto.graph.output]
-    assert names == ["matches0", "mscores0", "covisibility_score", "stopped_after_layer"]
+    assert names == ["matches0", "mscores0", "covisibility_score", "stopped_after_layer", "layer_scores"]
     types = [v.type.tensor_type.elem_type for v in proto.graph.output]
-    assert types == [TensorProto.INT64, FLOAT, FLOAT, TensorProto.INT64]
-    assert [len(v.type.tensor_type.shape.dim) for v in proto.graph.output] == [1, 1, 0, 0]
+    assert types == [TensorProto.INT64, FLOAT, FLOAT, TensorProto.INT64, FLOAT]
+    assert [len(v.type.tensor_type.shape.dim) for v in proto.graph.output] == [1, 1, 0, 0, 1]
+    assert proto.graph.output[4].type.tensor_type.shape.dim[0].dim_value == len(SHIPPED)
 
 
 def test_the_threshold_becomes_an_input_where_there_is_none():
@@ -51,7 +52,7 @@ def test_the_threshold_becomes_an_input_where_there_is_none():
     pair = matcher.pair(10, 12, 0)
     score = matcher.scores(pair)[0][1]
     assert run(proto, feed(pair, score + 0.01, 0))[3] == 2
-    matches, _, _, stopped = run(proto, feed(pair, score - 0.01, 0))
+    matches, _, _, stopped, _ = run(proto, feed(pair, score - 0.01, 0))
     assert stopped == 0
     np.testing.assert_array_equal(matches, matcher.match(pair, 0, 0)[0])
 
@@ -84,7 +85,7 @@ def test_the_length_follows_from_the_name_of_a_dimension():
     assert proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "M"
     session = ort_session(proto)
     for m, n in SIZES:
-        matches, scores, _, stopped = session.run(None, feed(MATCHER.pair(m, n, 0), 10, 0))
+        matches, scores, _, stopped, _ = session.run(None, feed(MATCHER.pair(m, n, 0), 10, 0))
         assert stopped == 2 and matches.dtype == np.int64 and scores.dtype == np.float32
         np.testing.assert_array_equal(matches, np.full(m, -1))
         np.testing.assert_array_equal(scores, np.zeros(m))
@@ -174,6 +175,20 @@ def test_a_graph_that_stops_early_is_refused():
         patched(proto, SHIPPED)
 
 
+@pytest.mark.parametrize("name", ["stopped_after_layer", "layer_scores"])
+def test_names_that_are_added_must_be_free(name):
+    with pytest.raises(ModelFileError, match=name):
+        patched(with_output(name, "score_1"), SHIPPED)
+
+
+def test_a_graph_of_an_old_opset_is_refused():
+    model = onnx.ModelProto()
+    model.CopyFrom(PLAIN)
+    model.opset_import[0].version = 11
+    with pytest.raises(ModelFileError, match="opset 11, expected 12 or newer"):
+        add_early_stop(ir.from_proto(model), SCORES, [2], 9, like=("descriptors0", 0))
+
+
 def with_output(name, source):
     model = onnx.ModelProto()
     model.CopyFrom(PLAIN)
@@ -196,7 +211,7 @@ def test_an_output_that_the_first_check_needs_stays():
     proto, _ = patched(model, SHIPPED)
     assert [v.name for v in proto.graph.output][:2] == [source, "matches0"]
     for decay, stopped in ((0, 2), (1, 0)):
-        early, _, _, score, layer = run(proto, feed(pairs()[0], 10, decay))
+        early, _, _, score, layer, _ = run(proto, feed(pairs()[0], 10, decay))
         assert layer == stopped
         np.testing.assert_allclose(early, MATCHER.scores(pairs()[0])[0][1], atol=1e-4)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import ConfigError, ModelFileError
 from .names import Names
 
-DECAY, STOPPED = "early_stop_decay", "stopped_after_layer"
+DECAY, STOPPED, LAYER_SCORES = "early_stop_decay", "stopped_after_layer", "layer_scores"
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
@@ -18,20 +20,22 @@ class Branches:
     Args:
         results: matches (an integer type), their scores, and the covisibility score, all computed by nodes of
             ``graph``. They get other names, for the outermost If's outputs have theirs.
+        scores: checked layer -> its score, in ascending order.
         num_layers: L of the stop rule.
     """
 
-    def __init__(self, graph: ir.Graph, results: list[ir.Value], num_layers: int):
+    def __init__(self, graph: ir.Graph, results: list[ir.Value], scores: Mapping[int, ir.Value], num_layers: int):
         self.graph, self.results, self.num_layers = graph, results, num_layers
         self._names = Names(graph)
-        for name in (DECAY, STOPPED):
+        for name in (DECAY, STOPPED, LAYER_SCORES):
             if name in self._names:
                 raise ModelFileError(f"graph '{graph.name}' has a node or value '{name}', the name of what is added")
-        self.labels = (*(value.name for value in results), STOPPED)
-        self._types = (results[0].dtype, results[1].dtype, _FLOAT, _INT64)
-        self._shapes = (*(value.shape for value in results), ir.Shape([]))
+        self.labels = (*(value.name for value in results), STOPPED, LAYER_SCORES)
+        self._types = (results[0].dtype, results[1].dtype, _FLOAT, _INT64, _FLOAT)
+        self._shapes = (*(value.shape for value in results), ir.Shape([]), ir.Shape([len(scores)]))
         for value in results:
             value.name = self._names.new(f"{value.name}_plain")
+        self._scores = {layer: self._score(layer, value) for layer, value in scores.items()}
 
     def start(self, min_covisibility: str, like: tuple[str, int] | None) -> list[ir.Node]:
         """Nodes that all checks read, and the inputs for them.
@@ -64,26 +68,28 @@ class Branches:
                 value = self._add(nodes, "Identity", [value], f"{value.name}_end", dtype, value.shape)
             outputs.append(value)
         outputs.append(self._constant(nodes, np.int64(0), STOPPED))
+        outputs.append(self._layer_scores(nodes, list(self._scores)[-1]))
         return nodes, outputs
 
-    def check(self, layer: int, score: ir.Value, onward: ir.Graph) -> tuple[list[ir.Node], list[ir.Value]]:
-        """Nodes that stop after a layer or else run ``onward``, and the results of either."""
-        nodes: list[ir.Node] = []
-        score = self._float_scalar(nodes, score)
+    def check(self, layer: int, onward: ir.Graph) -> tuple[list[ir.Node], list[ir.Value]]:
+        """Nodes that run ``onward`` where the score of a layer is enough or else stop, and the results of either."""
+        nodes, score, _ = self._scores[layer]
         power = self._constant(nodes, np.float32(self.num_layers - layer))
         kept = self._add(nodes, "Pow", [self._kept, power], f"early_stop_kept_{layer}", _FLOAT, [])
         limit = self._add(nodes, "Mul", [self._limit, kept], f"early_stop_limit_{layer}", _FLOAT, [])
-        stop = self._add(nodes, "Less", [score, limit], f"early_stop_{layer}", _BOOL, [])
+        # False for a score of NaN, which "less" would let pass.
+        enough = self._add(nodes, "LessOrEqual", [limit, score], f"early_stop_enough_{layer}", _BOOL, [])
         outputs = [
             ir.Value(name=self._names.new(f"{label}_{layer}"), type=ir.TensorType(dtype), shape=shape.copy())
             for label, dtype, shape in zip(self.labels, self._types, self._shapes)
         ]
-        branches = {"then_branch": self._rejection(layer, score), "else_branch": onward}
-        nodes.append(ir.node("If", [stop], branches, outputs=outputs, name=self._names.new(f"early_stop_if_{layer}")))
+        branches = {"then_branch": onward, "else_branch": self._rejection(layer)}
+        nodes.append(ir.node("If", [enough], branches, outputs=outputs, name=self._names.new(f"early_stop_if_{layer}")))
         return nodes, outputs
 
-    def _rejection(self, layer: int, score: ir.Value) -> ir.Graph:
+    def _rejection(self, layer: int) -> ir.Graph:
         nodes: list[ir.Node] = []
+        score = self._scores[layer][1]
         outputs = []
         for i, fill in enumerate((-1, 0)):
             value = ir.tensor([fill], self._types[i])
@@ -99,7 +105,23 @@ class Branches:
         else:
             outputs.append(self._add(nodes, "Identity", [score], name, _FLOAT, shape))
         outputs.append(self._constant(nodes, np.int64(layer), f"{STOPPED}_stop"))
+        outputs.append(self._layer_scores(nodes, layer))
         return ir.Graph([], outputs, nodes=nodes, name=self._names.new(f"stop_after_layer_{layer}"))
+
+    def _score(self, layer: int, value: ir.Value) -> tuple[list[ir.Node], ir.Value, ir.Value]:
+        """Nodes that make a layer's score float32, and the score as () and as (1,)."""
+        nodes: list[ir.Node] = []
+        scalar = self._float_scalar(nodes, value)
+        one = self._constant(nodes, np.ones(1, np.int64))
+        return nodes, scalar, self._add(nodes, "Reshape", [scalar, one], f"{LAYER_SCORES}_of_{layer}", _FLOAT, [1])
+
+    def _layer_scores(self, nodes: list[ir.Node], last: int) -> ir.Value:
+        """Scores of the checked layers, -1 after the last that ran."""
+        rows = [row for layer, (_, _, row) in self._scores.items() if layer <= last]
+        if len(rows) < len(self._scores):
+            rows.append(self._constant(nodes, np.full(len(self._scores) - len(rows), -1, np.float32)))
+        size = len(self._scores)
+        return self._add(nodes, "Concat", rows, f"{LAYER_SCORES}_until_{last}", _FLOAT, [size], axis=0)
 
     def _length(self, nodes: list[ir.Node], shape: ir.Shape, like, known: dict) -> ir.Value:
         """A shape as int64 (rank,), from constants and dimensions of inputs."""

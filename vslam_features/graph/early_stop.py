@@ -3,8 +3,8 @@
 After each checked layer k of L, a pair is rejected when its covisibility score is below
 ``min_covisibility * (1 - early_stop_decay) ** (L - k)`` (FlexGlue, onnx/export.py ``--early_stop_layers``,
 https://github.com/cvg/FlexGlue). What the following layers and the readout compute is then not run: the nodes of the
-graph are split by the first checked score that needs them, and each part after a check is the else branch of an If
-within the part before it. Each initialiser goes where it is first read.
+graph are split by the first checked score that needs them, and each part after a check is the branch of an If within
+the part before it. Each initialiser goes where it is first read.
 
 What a runtime needs to know:
 
@@ -27,6 +27,8 @@ from onnx_ir.passes.common import ShapeInferencePass
 from ..errors import ConfigError, ModelFileError
 from .branches import DECAY, STOPPED, Branches
 from .partition import constant_bytes, detach, first_readers, partition
+
+_OPSET = 12  # that LessOrEqual is of
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ def add_early_stop(
 
     Where it stops after layer k, ``matches`` are -1, ``match_scores`` 0 and ``covisibility`` is the score of layer k.
     Where it does not, they are those of the plain graph: always at ``early_stop_decay`` 1 or ``min_covisibility`` 0, as
-    scores are in [0, 1]. A NaN score never stops; it is seen where it reaches the outputs of the plain graph.
+    scores are in [0, 1]. A NaN score ends the run at every decay, with a ``covisibility`` of NaN: nothing that follows
+    it could be trusted, and the caller must take it for a fault, not for a stop.
 
     Added: the input ``early_stop_decay`` float32 () in [0, 1]; the input ``min_covisibility`` float32 () where the
-    graph has none; the output ``stopped_after_layer`` int64 (), 0 where it did not stop. ``covisibility`` is float32
-    even where the plain graph's is not. Outputs that are scores of layers, and what only they need, are removed.
+    graph has none; the outputs ``stopped_after_layer`` int64 (), 0 where it did not stop, and ``layer_scores`` float32
+    (len(layers),), the scores of the checked layers, -1 of those that did not run. ``covisibility`` is float32 even
+    where the plain graph's is not. Outputs that are scores of layers, and what only they need, are removed.
 
     Args:
         scores: layer, from 1 -> name of its covisibility score, a float value of one element in the main graph.
@@ -91,7 +95,8 @@ def add_early_stop(
 
     Raises:
         ConfigError: ``layers`` cannot be checked, or the graph has no value of a name that was given.
-        ModelFileError: the graph stops early already, or cannot be split.
+        ModelFileError: the graph stops early already, has a name that is added, is of an opset before 12, or cannot be
+            split.
     """
     _check_layers(scores, layers, num_layers, force)
     model = model.clone()
@@ -99,6 +104,8 @@ def add_early_stop(
     graph = model.graph
     if any(value.name in (DECAY, STOPPED) for value in (*graph.inputs, *graph.outputs)):
         raise ModelFileError(f"graph '{graph.name}' stops early already; take the one without '{STOPPED}'")
+    if (opset := graph.opset_imports.get("", 0)) < _OPSET:
+        raise ModelFileError(f"graph '{graph.name}' is of opset {opset}, expected {_OPSET} or newer; convert it first")
     checked = {layer: _score(graph, layer, scores[layer]) for layer in layers}
     results = [_output(graph, name) for name in (matches, match_scores, covisibility)]
     _check_types(results)
@@ -107,7 +114,7 @@ def add_early_stop(
     parts = partition(graph, [*([score] for score in checked.values()), [*results, *others]])
     _check_parts(parts, others, scores, layers)
 
-    branches = Branches(graph, results, num_layers)
+    branches = Branches(graph, results, checked, num_layers)
     start = branches.start(min_covisibility, like)
     end, outputs = branches.readout(parts[-1])
     homes = first_readers(graph, parts)
@@ -122,7 +129,7 @@ def add_early_stop(
     onward = [*parts[-1], *end]
     for layer, part, home in reversed(list(zip(layers, parts[:-1], homes[1:]))):
         inner = ir.Graph([], outputs, nodes=onward, initializers=home, name=f"after_layer_{layer}")
-        check, outputs = branches.check(layer, checked[layer], inner)
+        check, outputs = branches.check(layer, inner)
         onward = [*part, *check]
     graph.extend([*start, *check])
     for value, label in zip(outputs, branches.labels):
