@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..errors import DataError, WeightsError
+from ..errors import DataError
 from .dinov2 import DinoV2
 from .salad import Salad
-from .weights import read_tensors
+from .torch_state import load_state, without_values
 
 _GAINS = {"attn.qkv.weight": 2.0, "score.3.weight": 5.0}  # of random weights
-_NAMED = 5  # keys that a message names of each kind
 
 
 @dataclass(frozen=True)
@@ -136,52 +135,11 @@ def load(config: MegaLocConfig, path: str | Path) -> MegaLoc:
     Floats of half precision become float32. Raises WeightsError where the file cannot be read, is of another network
     (keys or shapes differ) or holds NaN or infinity.
     """
-    tensors = read_tensors(path)
-    model = _without_values(config)
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    _require(config, path, expected, tensors)
-    state = {}
-    for name in expected:
-        value = tensors.pop(name).astype(np.float32, copy=False)
-        if not np.isfinite(value).all():
-            raise WeightsError(f"{path}: {name} has NaN or infinity; the file is damaged or its training diverged")
-        state[name] = torch.from_numpy(value)
-    model.load_state_dict(state, strict=True, assign=True)
-    return model.eval().requires_grad_(False)
+    return load_state(without_values(lambda: MegaLoc(config)), config.name, path, _hint)
 
 
-def _without_values(config: MegaLocConfig) -> MegaLoc:
-    # What nn.Module would draw takes seconds at the released size, and the caller's random numbers.
-    with torch.device("meta"):
-        return MegaLoc(config)
-
-
-def _require(config: MegaLocConfig, path: str | Path, expected: dict[str, tuple], tensors: dict[str, np.ndarray]):
-    missing = [name for name in expected if name not in tensors]
-    unexpected = [name for name in tensors if name not in expected]
-    shapes = [
-        f"{name} {tensors[name].shape}, expected {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    types = [
-        f"{name} {tensors[name].dtype}, expected a float"
-        for name in expected
-        if name in tensors and tensors[name].dtype.kind != "f"
-    ]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "of another type": types}
-    problems = [f"{len(k)} {kind} ({_few(k)})" for kind, k in kinds.items() if k]
-    if problems:
-        raise WeightsError(
-            f"{path} is not the weights of {config.name} ({len(expected)} tensors): {'; '.join(problems)}. "
-            f"{_seems(tensors, bool(shapes))}Take model.safetensors of the MegaLoc release"
-        )
-
-
-def _few(names: list[str]) -> str:
-    # Names of a file that others made: escaped, so that none of them moves the cursor of a terminal.
-    shown = [name[:120].encode("unicode_escape").decode() for name in names[:_NAMED]]
-    return ", ".join(shown) + (", ..." if len(names) > _NAMED else "")
+def _hint(tensors: dict[str, np.ndarray], other_shapes: bool) -> str:
+    return f"{_seems(tensors, other_shapes)}Take model.safetensors of the MegaLoc release"
 
 
 def _seems(tensors: dict[str, np.ndarray], other_shapes: bool) -> str:
@@ -203,7 +161,7 @@ def randomised(config: MegaLocConfig, seed: int) -> MegaLoc:
     weights.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = _without_values(config).to_empty(device="cpu")
+    model = without_values(lambda: MegaLoc(config)).to_empty(device="cpu")
     with torch.no_grad():
         for name, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=generator)
