@@ -373,7 +373,10 @@ def test_golden_outputs_serve_only_the_weights_and_preprocessing_that_they_are_o
     assert golden.golden_for(card_of("xfeat", source_sha256="1" * 64)) is None
     assert golden.golden_for(card_of("xfeat", source_sha256="")) is None
     assert golden.golden_for(card_of("xfeat", preprocessing=Preprocessing("grey"))) is None
-    assert golden.golden_for(replace(card_of("xfeat"), name="../xfeat")) is None
+    assert golden.golden_for(replace(card_of("xfeat"), role="matcher")) is None
+    # A variant of a model, by another name, has the same outputs.
+    variant = golden.golden_for(replace(card_of("xfeat"), name="mine"))
+    assert variant.sha256 == golden.golden_for(card_of("xfeat")).sha256
 
 
 def test_a_damaged_golden_file_is_named(tmp_path, monkeypatch):
@@ -381,6 +384,8 @@ def test_a_damaged_golden_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "folder", lambda: tmp_path)
     with pytest.raises(ModelFileError, match="xfeat.npz"):
         golden.load("xfeat")
+    with pytest.raises(ModelFileError, match="xfeat.npz"):
+        golden.golden_for(ModelCard("features", "other", "", source_sha256="1" * 64))
     with pytest.raises(DataError, match="pictures"):
         golden.pairs()
 

@@ -80,6 +80,7 @@ class ModelEntry:
             that is exported: the published weights, which the user brings.
         features_model: name of the features that a matcher takes.
         recipe: name of the network's builder; else empty.
+        early_stop_layers: of a matcher with a recipe: it is made to stop after these, ascending; else empty.
         export: name of the exporter (``models export``) of a model whose weights are not fetched; else empty.
         card: of a ready file.
         origin: the registry file that the entry is in.
@@ -94,6 +95,7 @@ class ModelEntry:
     paper: str = ""
     features_model: str = ""
     recipe: str = ""
+    early_stop_layers: tuple[int, ...] = ()
     export: str = ""
     card: ModelCard | None = None
     origin: Path = Path()
@@ -169,7 +171,7 @@ _TEXTS |= {"paper": False, "features_model": False, "recipe": False, "export": F
 
 
 def _entry(values: Any, where: str, path: Path, problems: list[str]) -> ModelEntry | None:
-    texts = _texts(values, _TEXTS, ("weights", "file", "card"), where, problems)
+    texts = _texts(values, _TEXTS, ("weights", "file", "card", "early_stop_layers"), where, problems)
     if texts is None:
         return None
     if not _NAME.fullmatch(texts["name"]):
@@ -197,7 +199,19 @@ def _entry(values: Any, where: str, path: Path, problems: list[str]) -> ModelEnt
         card = replace(card, source_sha256=card.source_sha256 or weights.sha256)
     if ready and not weights.file.endswith(".onnx"):
         problems.append(f"{where}: a ready model is an .onnx file, got {weights.file}")
-    return ModelEntry(**texts, weights=weights, card=card, origin=path)
+    layers = _layers(values.get("early_stop_layers", []), texts, where, problems)
+    return ModelEntry(**texts, early_stop_layers=layers, weights=weights, card=card, origin=path)
+
+
+def _layers(values: Any, texts: dict[str, str], where: str, problems: list[str]) -> tuple[int, ...]:
+    """The layers that a matcher is to stop after; which of them it has is for its recipe to say."""
+    numbers = isinstance(values, list) and all(type(v) is int and v > 0 for v in values)
+    if not numbers or values != sorted(set(values)):
+        problems.append(f"{where}: 'early_stop_layers' is {values!r}, expected ascending numbers of layers, from 1")
+        return ()
+    if values and not (texts["role"] == "matcher" and texts["recipe"]):
+        problems.append(f"{where}: 'early_stop_layers' belongs to a matcher that is built here, by a recipe")
+    return tuple(values)
 
 
 def _card(values: Any, texts: dict[str, str], where: str, problems: list[str]) -> ModelCard | None:

@@ -13,7 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 
 import cv2
@@ -60,29 +63,49 @@ def load(name: str) -> Golden | None:
     path = folder() / f"{name}.npz"
     if not path.is_file():
         return None
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            meta, outputs = json.loads(str(data["meta"])), {}
-            for key in data.files:
-                if key != "meta":
-                    pair, view, tensor = key.split("/")
-                    outputs.setdefault(pair, {}).setdefault(int(view), {})[tensor] = _as_output(data[key])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ModelFileError(f"golden outputs {path}: cannot be read: {error}; install vslam_features again") from error
+    with _opened(path) as data:
+        meta, outputs = json.loads(str(data["meta"])), {}
+        for key in data.files:
+            if key != "meta":
+                pair, view, tensor = key.split("/")
+                outputs.setdefault(pair, {}).setdefault(int(view), {})[tensor] = _as_output(data[key])
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return Golden(meta, {p: tuple(views[i] for i in sorted(views)) for p, views in outputs.items()}, sha256)
 
 
 def golden_for(card: ModelCard) -> Golden | None:
-    """The golden outputs that belong to a model: of the same source weights and preprocessing; else None."""
-    golden = load(card.name) if card.source_sha256 and card.name.replace("-", "").replace("_", "").isalnum() else None
-    if golden is None:
+    """The golden outputs that belong to a model, whatever its name: of the same source weights and preprocessing.
+
+    None where none ship. Raises ModelFileError where a file is damaged.
+    """
+    if not card.source_sha256:
         return None
-    meta = golden.meta
-    same = (meta["role"], meta["source_sha256"], meta["preprocessing"]) == (
-        card.role, card.source_sha256, card.preprocessing.id,
-    )  # fmt: skip
-    return golden if same else None
+    wanted = card.role, card.source_sha256, card.preprocessing.id
+    for name, meta in _metas(folder()).items():
+        if (meta["role"], meta["source_sha256"], meta["preprocessing"]) == wanted:
+            return load(name)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _metas(where) -> dict[str, dict]:
+    """What all golden files of a folder are of, by their names."""
+    found = {}
+    for path in sorted(where.iterdir(), key=str):
+        if path.name.endswith(".npz"):
+            with _opened(path) as data:
+                found[path.name.removesuffix(".npz")] = json.loads(str(data["meta"]))
+    return found
+
+
+@contextmanager
+def _opened(path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of a golden file; what they raise while they are read is a ModelFileError."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            yield data
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelFileError(f"golden outputs {path}: cannot be read: {error}; install vslam_features again") from error
 
 
 def _as_output(value: np.ndarray) -> np.ndarray:
