@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vslam_features.artifacts.card import ModelCard
 from vslam_features.artifacts.contract import breaches
 
 IMAGE = {"image": np.zeros((1, 1, 48, 64), np.float32)}
@@ -16,7 +17,7 @@ UNIT = {"descriptor": np.full(4, 0.5, np.float32)}
 def of(role, **changes):
     inputs, outputs = {"features": (IMAGE, FOUND), "matcher": (SIDES, MATCHED), "global": (IMAGE, UNIT)}[role]
     outputs = {k: v for k, v in {**outputs, **changes}.items() if v is not None}
-    return "; ".join(breaches(role, inputs, outputs))
+    return "; ".join(breaches(ModelCard(role, "any", ""), inputs, outputs))
 
 
 @pytest.mark.parametrize("role", ["features", "matcher", "global"])

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from .card import ModelCard
 from .compare_keypoints import compare_keypoints
 from .comparison import EVIDENCE, PAIR_FACTOR, Comparison, Limits, check_counts, figures_of, non_finite, row_cosine
 from .contract import breaches
+from .stop_contract import NOT_RUN
+from .stop_rule import limits_of_run
 
 MATCH_THRESHOLD = 0.1  # the host's, on ``mscores0``
 # Match scores above this are compared: those between are on the steep part of a sigmoid, where rounding errors grow.
 CONFIDENT = 0.8
 
 
-def compare(role: str, runs, expected, got, limits: Limits) -> Comparison:
+def compare(card: ModelCard, runs, expected, got, limits: Limits) -> Comparison:
     """Compare a model's outputs on a pair with its reference's.
 
     Args:
+        card: the model's.
         runs: inputs of each run. expected, got: outputs of each, by our tensor names.
     """
-    result = Comparison(nan=sum(non_finite(outputs) for outputs in got))
+    role, result = card.role, Comparison(nan=sum(non_finite(outputs) for outputs in got))
     for inputs, e, g in zip(runs, expected, got):
-        result.problems += breaches(role, inputs, g) or _shape_problems(role, e, g)
+        result.problems += breaches(card, inputs, g) or _shape_problems(role, e, g)
     if result.problems:
         return result
     if result.nan:
@@ -37,7 +41,8 @@ def compare(role: str, runs, expected, got, limits: Limits) -> Comparison:
     if role == "features":
         compare_keypoints(result, expected, got, limits)
     elif role == "matcher":
-        _matches(result, expected[0], got[0], limits)
+        if _went_as_far(result, limits_of_run(card, runs[0]), card.early_stop_layers, expected[0], got[0], limits):
+            _matches(result, expected[0], got[0], limits)
     else:
         _globals(result, expected, got, limits)
     most = PAIR_FACTOR * limits.rms
@@ -60,6 +65,30 @@ def _shape_problems(role: str, expected, got) -> list[str]:
     if name is None or got[name].shape[-1:] == expected[name].shape[-1:]:
         return []
     return [f"{name} has shape {got[name].shape}, the reference {expected[name].shape}"]
+
+
+def _went_as_far(result: Comparison, stop_limits, checked, e, g, limits: Limits) -> bool:
+    """Whether both stopped after the same layer, or neither did; the scores of layers that ran in both are compared.
+
+    Where they did not, that is a problem unless the score that decided is at its limit.
+    """
+    if "layer_scores" in e and "layer_scores" in g and e["layer_scores"].shape == g["layer_scores"].shape:
+        ran = (e["layer_scores"] != NOT_RUN) & (g["layer_scores"] != NOT_RUN)
+        if ran.any():
+            figures = figures_of(e["layer_scores"][ran], g["layer_scores"][ran], floor=0.1)
+            result.tensors["layer_scores"] = figures
+    if not ("stopped_after_layer" in e and "stopped_after_layer" in g):
+        return True
+    stops = [int(outputs["stopped_after_layer"].flat[0]) for outputs in (e, g)]
+    if stops[0] == stops[1]:
+        return True
+    first = min(layer for layer in stops if layer)
+    decided = (e, g)[stops.index(first)].get("covisibility_score")
+    at = None if stop_limits is None or decided is None else float(stop_limits[checked.index(first)])
+    if at is None or abs(float(decided.flat[0]) - at) > limits.border:
+        words = [f"stopped after layer {layer}" if layer else "did not stop" for layer in stops]
+        result.problems.append(f"{words[1]}, the reference {words[0]}")
+    return False
 
 
 def _matches(result: Comparison, e, g, limits: Limits) -> None:

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
+from .card import ModelCard
+from .stop_contract import stop_breaches
+
 TENSORS = {
     "features": ("keypoints", "scores", "descriptors"),
     "matcher": ("matches0", "mscores0"),
     "global": ("descriptor",),
 }
+MAPS = ("descriptors",)  # all that dense features are: (C, h, w); keypoints come from elsewhere
 _UNIT = 1e-2
 _MARGIN_PX = 1.0  # refined positions may leave the image by less than a pixel
 
 
-def breaches(role: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> list[str]:
-    """How outputs break the contract of their role (``docs/models.md``), in words; empty where they keep it.
+def breaches(card: ModelCard, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> list[str]:
+    """How outputs break the contract of the card's role (``docs/models.md``), in words; empty where they keep it.
 
     NaN is looked for elsewhere.
     """
+    role = card.role
+    if role == "features" and are_maps(outputs):
+        d = outputs["descriptors"]
+        return [] if d.size and d.dtype.kind == "f" else [f"descriptors are {d.dtype} {d.shape}, expected floats"]
     missing = [name for name in TENSORS[role] if name not in outputs]
     if missing:
         there = ", ".join(sorted(outputs))
         return [f"output '{name}' is missing, there are {there}; check the card's binding" for name in missing]
-    return {"features": _features, "matcher": _matcher, "global": _global}[role](inputs, outputs)
+    found = {"features": _features, "matcher": _matcher, "global": _global}[role](inputs, outputs)
+    return found or (stop_breaches(card, inputs, outputs) if role == "matcher" else [])
+
+
+def are_maps(outputs: dict[str, np.ndarray]) -> bool:
+    """True for the outputs of dense features."""
+    return "keypoints" not in outputs and "descriptors" in outputs and outputs["descriptors"].ndim == 3
 
 
 def _features(inputs, outputs) -> list[str]:

@@ -18,6 +18,7 @@ from .card import ModelCard
 from .cases import Case, Tensors
 from .compare import compare
 from .comparison import LIMITS, Comparison, Limits, non_finite, relative_rms
+from .stop_check import check_stops
 
 GATE_VERSION = 1  # of cases, measures and limits; records of another are not used
 LIMIT_S = 120.0
@@ -107,6 +108,7 @@ def run_gate(
 
     Args:
         run: the model, inputs to outputs by our tensor names. NonFiniteError and BackendError count as its fault.
+            A matcher that stops early is also run so that it stops, see ``stop_check.check_stops``.
         reference_run: the same of the reference; needed for cases without expected outputs.
         progress: called with a line of text before each case.
         limit_s: the gate stops, failed, after this time; a single run is not interrupted.
@@ -122,7 +124,7 @@ def run_gate(
             break
         if progress:
             progress(f"{card.name}: parity pair {i + 1} of {len(cases)} ({case.name})")
-        rows.append(_row(run, case, card.role, reference_run, LIMITS[precision]))
+        rows.append(_row(run, case, card, reference_run, LIMITS[precision]))
     golden = any(case.expected is not None for case in cases)
     tensors, limits = _tensors(rows), LIMITS[precision]
     reasons = _grouped(rows) + _whole(rows, cases, card.role)
@@ -140,7 +142,7 @@ def run_gate(
     )  # fmt: skip
 
 
-def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Limits) -> Row:
+def _row(run: Run, case: Case, card: ModelCard, reference_run: Run | None, limits: Limits) -> Row:
     got, faults = [], []
     for inputs in case.runs:
         try:
@@ -157,7 +159,9 @@ def _row(run: Run, case: Case, role: str, reference_run: Run | None, limits: Lim
     expected, note = _expected(case, reference_run)
     if expected is None:
         return Row(case.name, None, nan, False, (f"{nan} values are NaN or infinite",) if nan else (), note)
-    result = compare(role, case.runs, expected, got, limits)
+    result = compare(card, case.runs, expected, got, limits)
+    if card.role == "matcher" and not result.problems:
+        result.problems += check_stops(run, card, case.runs[0], got[0], limits)
     return Row(case.name, result, result.nan, result.evidence, tuple(result.problems))
 
 
