@@ -1,4 +1,4 @@
-"""A matcher of the shape of FlexGlue (https://github.com/cvg/FlexGlue), in torch. NOT weight-compatible with the release.
+"""A matcher of the shape of FlexGlue (https://github.com/cvg/FlexGlue), in torch: NOT weight-compatible with it.
 
 Written from the published description alone: a ConvNeXt encodes an image into a map of one token every 8 pixels, a
 transformer refines two maps jointly, with a covisibility score after each layer, tokens are interpolated at keypoints
@@ -61,7 +61,7 @@ FLEXGLUE = FlexGlueConfig(
     layers=9,
     head_hidden=128,
 )
-# For tests of everything around the network: as many layers, so that stops are comparable, and a map that is not square.
+# For tests of everything around the network: as many layers, so that stops are comparable; the map is not square.
 FLEXGLUE_TINY = FlexGlueConfig(
     name="flexglue-tiny",
     image_size=(192, 160),

@@ -1,4 +1,4 @@
-"""A ConvNeXt (Liu et al., 2022, arXiv:2201.03545) of two stages in torch: an image to a map of one token every 8 pixels.
+"""A ConvNeXt (Liu et al., 2022, arXiv:2201.03545) of two stages in torch: a token for every 8 x 8 pixels of an image.
 
 Written from the paper: depthwise 7x7 convolution, LayerNorm over channels, two linear layers with GELU, LayerScale.
 """

@@ -1,4 +1,4 @@
-"""The transformer of FlexGlue in torch: layers of self and cross attention over two maps, a covisibility head after each.
+"""The transformer of FlexGlue in torch: self and cross attention over two maps, a covisibility head after each layer.
 
 The maps are the two entries of a batch, so that each sees the other by exchanging the entries, and the whole is
 symmetric: exchanging the images exchanges the results.

@@ -1,7 +1,7 @@
 """From two refined maps to matches of keypoints: where each keypoint lies in the other image, and who agrees.
 
 A keypoint's token is correlated with all tokens of the other map. Around the best one the expected position is read
-from cumulative sums: for masses q over the cells 0..n-1 of an axis and F their CumSum, E[i] = n - 1 - sum(F[:-1]) / F[-1]
+from cumulative sums: for masses over the cells 0..n-1 of an axis and F their CumSum, E[i] = n - 1 - sum(F[:-1]) / F[-1]
 (summation by parts). That is 4 CumSum over the map's sides: x and y, in both directions.
 """
 

@@ -38,8 +38,8 @@ def load(config: FlexGlueConfig, path: str | Path) -> FlexGlue:
 
 def _hint(tensors: dict[str, np.ndarray], other_shapes: bool) -> str:
     return (
-        "Take a state dict of vslam_features.networks.flexglue.FlexGlue; weights of the FlexGlue release do not fit it, "
-        "and its ONNX files are used as they are (docs/flexglue.md)"
+        "Take a state dict of vslam_features.networks.flexglue.FlexGlue; weights of the FlexGlue release do not fit, "
+        "its ONNX files are used as they are (docs/flexglue.md)"
     )
 
 
