@@ -30,6 +30,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from vslam_features.export import onnx_file, recipe  # noqa: E402
 from vslam_features.export.megaloc import Exportable  # noqa: E402
+from vslam_features.graph import model_file  # noqa: E402
 from vslam_features.networks.megaloc import MEGALOC_TINY, randomised  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -401,7 +402,7 @@ def test_what_cannot_be_exported_is_a_typed_error(tmp_path, monkeypatch):
     with pytest.raises(ExportError, match="Branches cannot be exported"):
         onnx_file.export(Branches(), {"x": torch.ones(3)}, ["y"])
     graph = onnx_file.export(_Two(), {"left": torch.ones(2, 6), "right": torch.ones(2, 6)}, ["a", "b"])
-    monkeypatch.setattr(onnx_file, "MAX_PROTO_BYTES", 50)
+    monkeypatch.setattr(model_file, "MAX_PROTO_BYTES", 50)
     with pytest.raises(ExportError, match="2 GB at most"):
         onnx_file.write(graph, tmp_path / "large.onnx")
 

@@ -1,4 +1,4 @@
-"""A torch module as an ONNX file: exported by way of ``torch.export``, stripped, checked.
+"""A torch module as an ONNX graph: exported by way of ``torch.export``, stripped; written and checked as any other.
 
 Exported files hold no traces of the machine: the exporter notes source files and stack traces at every node, and
 these are removed. What wrote the file stays (``producer_name``).
@@ -9,24 +9,21 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from ..artifacts.cache import writing
-from ..artifacts.card import METADATA_KEY, ModelCard
 from ..errors import ExportError
+from ..graph.model_file import add_card, first_line, write
+
+__all__ = ["OPSET", "add_card", "export", "release", "write"]
 
 logger = logging.getLogger(__name__)
 
 OPSET = 18
-MAX_PROTO_BYTES = 2**31 - 1  # of one protobuf message
 
 
 def export(
@@ -70,7 +67,7 @@ def export(
                 verbose=debug,
             )
         except Exception as error:  # every kind that torch.export and the decompositions raise
-            raise ExportError(f"{type(module).__name__} cannot be exported: {_first_line(error)}") from error
+            raise ExportError(f"{type(module).__name__} cannot be exported: {first_line(error)}") from error
     model = program.model.clone()
     # The exporter's rewrite rules keep the graph that they looked at last as long as the process lives.
     for value in program.model.graph.initializers.values():
@@ -87,50 +84,6 @@ def release(module: torch.nn.Module) -> None:
     """Give the memory of a module's tensors back; it is of no use after. The exporter holds on to some of them."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = torch.empty(0)
-
-
-def write(model: ir.Model, path: Path) -> None:
-    """Write a graph and prove the file: the full checker and strict type inference, both on what was written.
-
-    Raises:
-        ExportError: it is over 2 GB, which one ONNX file cannot be, or the file is not valid. CacheError.
-    """
-    with writing(path.parent):
-        _serialise(model, path)
-    problem = _problem(path)
-    if problem:
-        raise ExportError(f"the exported {path.name} is not valid ONNX: {problem}")
-
-
-def add_card(path: Path, card: ModelCard) -> None:
-    """Append a card to the metadata of a file that has none. Raises CacheError.
-
-    Fields of a protobuf message may come in any order, and repeated ones add up: nothing else is written again.
-    """
-    entry = onnx.ModelProto()
-    onnx.helper.set_model_props(entry, {METADATA_KEY: card.to_json()})
-    with writing(path.parent), open(path, "ab") as file:
-        file.write(entry.SerializeToString())
-
-
-def _serialise(model: ir.Model, path: Path) -> None:
-    """Two copies of the weights at most are in memory: the message, and its bytes."""
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if size > MAX_PROTO_BYTES:
-        raise ExportError(f"{path.name}: its weights take {size / 1e9:.1f} GB, one ONNX file has 2 GB at most")
-    proto = ir.to_proto(model)
-    path.write_bytes(proto.SerializeToString(deterministic=True))
-
-
-def _problem(path: Path) -> str:
-    """Why a file is not valid; empty where it is. By path, so that onnx reads it without a copy in Python."""
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-        # The graph with inferred shapes is written somewhere in any case.
-        onnx.shape_inference.infer_shapes_path(str(path), os.devnull, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return _first_line(error)
-    return ""
 
 
 @contextlib.contextmanager
@@ -150,8 +103,3 @@ def _quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
         if said.getvalue():
             logger.debug("exporter: %s", said.getvalue())
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:400]

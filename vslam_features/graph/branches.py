@@ -148,7 +148,7 @@ class Branches:
                     return value, axis
         raise ConfigError(
             f"no input has the dimension '{dim}' of '{self.labels[0]}' and '{self.labels[1]}'; inputs are "
-            f"{self._inputs()}; name the one that gives their length: like=(input, axis)"
+            f"{self._inputs()}; name the one that gives their length: like=(input, axis), or --like INPUT,AXIS"
         )
 
     def _inputs(self) -> dict[str, str]:

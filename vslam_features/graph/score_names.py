@@ -1,0 +1,64 @@
+"""The values of a matcher's graph that are scores of its layers, found by the form of their names."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from ..errors import ConfigError
+
+LAYER, INDEX = "{layer}", "{index}"
+
+
+def find_scores(model: ir.Model, pattern: str, num_layers: int) -> dict[int, str]:
+    """Layer, from 1 to ``num_layers`` -> name of the value that has the pattern's name for it.
+
+    Args:
+        pattern: a name with ``{layer}`` in place of the number of the layer, from 1, or ``{index}`` where the file
+            counts from 0.
+    Raises:
+        ConfigError: the pattern has neither, or no value has such a name; the message has patterns that would do.
+    """
+    if LAYER not in pattern and INDEX not in pattern:
+        raise ConfigError(f"scores '{pattern}': expected a name with {LAYER} (from 1) or {INDEX} (from 0) in it")
+    there = {value.name for node in model.graph for value in node.outputs}
+    names = {k: pattern.replace(LAYER, str(k)).replace(INDEX, str(k - 1)) for k in range(1, num_layers + 1)}
+    found = {k: name for k, name in names.items() if name in there}
+    if not found:
+        raise ConfigError(
+            f"graph '{model.graph.name}' has no values named '{pattern}', for scores of layers; {_advice(model)}"
+        )
+    return found
+
+
+def score_patterns(model: ir.Model) -> dict[str, list[int]]:
+    """Patterns that two values at least of one float have names of -> the numbers in them; the longest list first."""
+    model = model.clone()
+    ShapeInferencePass()(model)
+    found = defaultdict(set)
+    for value in (value for node in model.graph for value in node.outputs):
+        one = value.shape is not None and all(size == 1 for size in value.shape)
+        if one and value.name and value.dtype is not None and value.dtype.is_floating_point():
+            for number in set(re.findall(r"\d+", value.name)):
+                pattern = re.sub(rf"(?<!\d){number}(?!\d)", "{}", value.name)
+                found[pattern].add(int(number))
+    several = {pattern: sorted(numbers) for pattern, numbers in found.items() if len(numbers) > 1}
+    several = dict(sorted(several.items(), key=lambda item: (-len(item[1]), len(item[0]), item[0])))
+    return {pattern.replace("{}", INDEX if 0 in numbers else LAYER): numbers for pattern, numbers in several.items()}
+
+
+def _advice(model: ir.Model, most: int = 5) -> str:
+    patterns = score_patterns(model)
+    if not patterns:
+        return "nor any values of one float with a number in their names: export it with the scores of its layers"
+    shown = [f"'{p}' for {_brief(numbers)}" for p, numbers in list(patterns.items())[:most]]
+    more = f" and {len(patterns) - most} more" if len(patterns) > most else ""
+    return f"values of one float with a number in their names: {', '.join(shown)}{more}"
+
+
+def _brief(numbers: list[int]) -> str:
+    span = f"{numbers[0]} to {numbers[-1]}"
+    return span if numbers == list(range(numbers[0], numbers[-1] + 1)) else ", ".join(map(str, numbers))
