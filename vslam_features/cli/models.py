@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
-from . import model_export, models_show, models_verify
+from . import model_export, model_patch, models_show, models_verify
 
 _EXAMPLES = """examples:
   vslam-features models fetch default          the models of the default configuration
@@ -22,7 +22,7 @@ def add_parser(subparsers) -> None:
     """Register the command and its verbs."""
     parser = subparsers.add_parser(
         "models",
-        help="learned models: list, fetch, build, export, info, verify",
+        help="learned models: list, fetch, build, export, patch, info, verify",
         description="Learned models: their weights are fetched, made into model files, and compared with a reference.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,6 +49,7 @@ def add_parser(subparsers) -> None:
     _precision(verb)
 
     model_export.add_arguments(_verb(verbs, "export", model_export.HELP, model_export.EXAMPLE))
+    model_patch.add_arguments(_verb(verbs, "patch", model_patch.HELP, model_patch.EXAMPLE))
 
     example = "vslam-features models info xfeat\n         vslam-features models info some_model.onnx"
     verb = _verb(verbs, "info", "card, inputs and outputs, identity and parity records of a model", example)
@@ -82,6 +83,7 @@ def run(args) -> int:
         "fetch": _fetch,
         "build": _build,
         "export": model_export.run,
+        "patch": model_patch.run,
         "info": models_show.info,
         "verify": models_verify.run,
     }
