@@ -18,7 +18,7 @@ from vslam_features.replay.loop_truth import LoopTruth
 from vslam_features.replay.metrics import judge_loops, metrics
 from vslam_features.replay.open_source import open_source
 from vslam_features.replay.pictures import encode, side_by_side, with_header
-from vslam_features.replay.plots import _similarity, _ticks, sparkline, timeline
+from vslam_features.replay.plots import _similarity, sparkline, ticks, timeline
 from vslam_features.replay.report import MEANING, judge, write_report
 from vslam_features.replay.run_log import KeyframeRecord, MatchPoints, PairRecord, RunLog
 from vslam_features.replay.runner import _without_folder, replay
@@ -280,8 +280,8 @@ def test_charts_of_little_or_nothing():
     assert timeline([]) == ""
     assert "<svg" in timeline([PairRecord(PairKind.TRACK, Status.NO_MATCHES, 1, 0, 0, 0)])
     assert "<svg" in sparkline([1.0], [0], 1)
-    assert _ticks(0, 0, 5) == [0] and _ticks(0, 83, 10)[:2] == [0, 10]
-    assert _ticks(0, 3, 10, whole=True) == [0, 1, 2, 3] and _ticks(-0.3, 0.25, 5) == [-0.2, 0.0, 0.2]
+    assert ticks(0, 0, 5) == [0] and ticks(0, 83, 10)[:2] == [0, 10]
+    assert ticks(0, 3, 10, whole=True) == [0, 1, 2, 3] and ticks(-0.3, 0.25, 5) == [-0.2, 0.0, 0.2]
 
 
 def test_match_pictures_mix_sizes_and_grey_with_colour():

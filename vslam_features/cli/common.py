@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -121,6 +124,24 @@ def _names_in(path: Path) -> list[str]:
     """Names that the file sets to another value than the default: a copy of default.yaml chooses nothing."""
     default = Config().flat()
     return [name for name, value in read_parameters(path).items() if name not in default or value != default[name]]
+
+
+def output_folder(out: Path, names: Sequence[str]) -> Path:
+    """Make the folder of ``--out`` and remove files of these names that an earlier run left, before the work begins.
+
+    Raises ConfigError.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "may not be written to")
+        for name in names:  # a new one beside an old other would be taken for one run
+            (out / name).unlink(missing_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--out {out}: is a file or lies in one; expected a folder, give another name") from None
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror or error}; choose another folder") from error
+    return out
 
 
 def count(text: str) -> int:

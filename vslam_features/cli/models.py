@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
-from . import model_export, model_patch, models_show, models_verify
+from . import model_export, model_patch, models_gain, models_show, models_verify
 
 _EXAMPLES = """examples:
   vslam-features models fetch default          the models of the default configuration
@@ -22,7 +22,7 @@ def add_parser(subparsers) -> None:
     """Register the command and its verbs."""
     parser = subparsers.add_parser(
         "models",
-        help="learned models: list, fetch, build, export, patch, info, verify",
+        help="learned models: list, fetch, build, export, patch, info, verify, gain",
         description="Learned models: their weights are fetched, made into model files, and compared with a reference.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,6 +59,8 @@ def add_parser(subparsers) -> None:
 
     models_verify.add_arguments(_verb(verbs, "verify", models_verify.HELP, models_verify.EXAMPLE))
 
+    models_gain.add_arguments(_verb(verbs, "gain", models_gain.HELP, models_gain.EXAMPLE))
+
 
 def _verb(verbs, name: str, text: str, example: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(
@@ -86,6 +88,7 @@ def run(args) -> int:
         "patch": model_patch.run,
         "info": models_show.info,
         "verify": models_verify.run,
+        "gain": models_gain.run,
     }
     return verbs[args.verb](args)
 

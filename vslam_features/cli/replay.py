@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
-import os
 import sys
 from pathlib import Path
 
-from .common import add_camera_argument, add_config_arguments, count, load_config, not_negative, read_camera
+from .common import (
+    add_camera_argument,
+    add_config_arguments,
+    count,
+    load_config,
+    not_negative,
+    output_folder,
+    read_camera,
+)
 
 METRICS, REPORT = "metrics.json", "report.html"
 
@@ -80,7 +86,8 @@ def run(args) -> int:
         explicit=explicit,
     ) as source:
         truth = _load_truth(args, source)
-        out = _prepare(args.out or Path("out") / f"replay-{_out_name(args.input, source.name)}")
+        name = f"replay-{_out_name(args.input, source.name)}"
+        out = output_folder(args.out or Path("out") / name, (METRICS, REPORT))
         with _bar(len(source), quiet=args.json) as bar:
             log = replay(
                 source, progress=bar, rate=args.rate, max_frames=args.max_frames, map_path=args.map, map_mode=mode
@@ -132,23 +139,6 @@ def _load_truth(args, source):
 def _out_name(path: Path, name: str) -> str:
     """``run.1`` of ``run.1.mcap``, whose short name is ``run`` as that of ``run.2.mcap`` is."""
     return path.stem if path.is_file() else name
-
-
-def _prepare(out: Path) -> Path:
-    """Make the folder and remove what an earlier run left, before hours of work. Raises ConfigError."""
-    from ..errors import ConfigError
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "may not be written to")
-        for name in (METRICS, REPORT):  # a new one beside an old other would be taken for one run
-            (out / name).unlink(missing_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"--out {out}: is a file or lies in one; expected a folder, give another name") from None
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror or error}; choose another folder") from error
-    return out
 
 
 class _bar:

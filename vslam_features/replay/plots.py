@@ -48,7 +48,7 @@ def timeline(pairs: list[PairRecord]) -> str:
             f'<rect class="hover" x="{x:.1f}" y="{top}" width="{step:.1f}" height="{height + 6 + strip}">'
             f"<title>{escape(text)}</title></rect>"
         )
-    for k in _ticks(0, len(bins) - 1, 10, whole=True):
+    for k in ticks(0, len(bins) - 1, 10, whole=True):
         i = int(k)
         parts.append(_text(left + (i + 0.5) * step, y + strip + 16, bins[i].kf_id, "middle"))
     parts.append(_text(left + width / 2, y + strip + 34, "keyframe", "middle"))
@@ -97,9 +97,9 @@ def loop_matrix(log: RunLog) -> str:
             r = radius * 1.2
             d = f"M{x - r:.1f},{y:.1f}l{r:.1f},{-r:.1f} {r:.1f},{r:.1f} {-r:.1f},{r:.1f}z"
             parts.append(f'<path class="doubt" d="{d}"><title>{text}</title></path>')
-    for tick in _ticks(0, len(columns) - 1, 6, whole=True):
+    for tick in ticks(0, len(columns) - 1, 6, whole=True):
         parts.append(_text(left + (tick + 0.5) * scale_x, top + side + 16, int(tick), "middle"))
-    for tick in _ticks(first, end - 1, 6, whole=True):
+    for tick in ticks(first, end - 1, 6, whole=True):
         parts.append(_text(left - 6, top + (tick - first + 0.5) * scale_y + 4, int(tick), "end"))
     if 0 < first < len(columns):
         x = left + first * scale_x
@@ -142,9 +142,9 @@ def trajectory(log: RunLog) -> str:
         parts.append(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"><title>keyframe {k.id}</title></circle>')
     parts.append(f'<circle class="start" cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="6"/>')
     parts.append(_text(points[0, 0] + 10, points[0, 1] - 8, "start", "start"))
-    for tick in _ticks(start[0], start[0] + extent * 1.08, 5):
+    for tick in ticks(start[0], start[0] + extent * 1.08, 5):
         parts.append(_text(left + (tick - start[0]) * scale, top + side + 16, f"{tick:g}", "middle"))
-    for tick in _ticks(start[1], start[1] + extent * 1.08, 5):
+    for tick in ticks(start[1], start[1] + extent * 1.08, 5):
         parts.append(_text(left - 6, top + side - (tick - start[1]) * scale + 4, f"{tick:g}", "end"))
     across, up = ("xyz"[a] for a in axes)
     parts.append(_text(left + side / 2, top + side + 34, f"{across} across, {up} up, metres", "middle"))
@@ -195,14 +195,14 @@ def _described(log: RunLog, ids: range) -> tuple[np.ndarray, np.ndarray]:
 
 def _grid(left, top, width, height, high) -> str:
     parts = []
-    for tick in _ticks(0, high, 5, whole=True):
+    for tick in ticks(0, high, 5, whole=True):
         y = top + height * (1 - tick / high)
         parts.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}"/>')
         parts.append(_text(left - 6, y + 4, f"{tick:g}", "end"))
     return "".join(parts)
 
 
-def _ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
     """Round numbers from ``low`` to ``high``, about ``count`` of them; ``whole``: integers only."""
     if high <= low:
         return [low]
