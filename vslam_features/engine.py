@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from .artifacts.binding import Binding
 from .artifacts.card import ModelCard
 from .artifacts.contract import breaches
 from .artifacts.incidents import Incidents
@@ -21,7 +22,6 @@ from .types import ModelIdentity
 logger = logging.getLogger(__name__)
 
 _SUSPICION = 8  # empty results that the fallback must share before they are believed again
-_OPTIONAL = {"max_keypoints"}  # a model of others may have a number of its own
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,6 @@ class OpenedModel:
     verified: str
 
 
-def bound(session: Session, card: ModelCard) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The session's run by our tensor names, which the card ties to the file's; also those of NonFiniteError.
-
-    Inputs that are optional are left out where the file has them not.
-    """
-
-    def renamed(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return _ours(outputs, card.outputs)
-
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        left_out = _OPTIONAL - set(_ours(session.inputs, card.inputs))
-        theirs = {card.inputs.get(name, name): value for name, value in inputs.items() if name not in left_out}
-        try:
-            return renamed(session.run(theirs))
-        except NonFiniteError as error:
-            error.outputs = renamed(error.outputs)
-            raise
-
-    return run
-
-
-def _ours(tensors: Mapping, names: dict[str, str]) -> dict:
-    """The same by our names; ``names``: ours -> the file's, where they differ."""
-    ours = {theirs: name for name, theirs in names.items()}
-    return {ours.get(name, name): value for name, value in tensors.items()}
-
-
 @dataclass
 class Engine:
     """Runs a model; a run that fails is repeated on the fallback, counted, and kept as an incident.
@@ -84,6 +57,10 @@ class Engine:
     Args:
         load_fallback: loads the session that repeats failed runs, at the first fault, with the card that names its
             tensors; None: there is none.
+    Attributes:
+        binding: the session's tensors by our names.
+    Raises:
+        ModelFileError: the card does not fit the file.
     """
 
     model: OpenedModel
@@ -96,7 +73,8 @@ class Engine:
     def __post_init__(self):
         self._lock = threading.Lock()
         self._suspicion = 0
-        self._fallback: tuple[Session, ModelCard] | None = None
+        self._fallback: tuple[Session, Binding] | None = None
+        self.binding = Binding(self.session, self.model.card, str(self.model.path))
 
     @property
     def identity(self) -> ModelIdentity:
@@ -115,17 +93,7 @@ class Engine:
 
     def require(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Raises ModelFileError where the file lacks one of these tensors (our names), or takes an input besides."""
-        card, session = self.model.card, self.session
-        for kind, wanted, tensors, names in (
-            ("inputs", set(inputs), session.inputs, card.inputs),
-            ("outputs", set(outputs), session.outputs, card.outputs),
-        ):
-            has = set(_ours(tensors, names))
-            if wanted - has - _OPTIONAL or (kind == "inputs" and has - wanted):
-                raise ModelFileError(
-                    f"{self.model.path}: a {card.role} model needs {kind} {sorted(wanted)}, it has {sorted(has)}: "
-                    f"if they are the same by other names, tie these in '{kind}' of its card"
-                )
+        self.binding.require(inputs, outputs)
 
     def run(self, inputs: dict[str, np.ndarray]) -> Answer:
         """Outputs for inputs by our tensor names.
@@ -137,7 +105,7 @@ class Engine:
         with self._lock:
             self.counts.runs += 1
             try:
-                return Answer(self._run(self.session, self.model.card, inputs), self.runtime)
+                return Answer(self._run(self.session, self.binding, inputs), self.runtime)
             except BackendError as error:
                 if isinstance(error, NonFiniteError):
                     self.counts.non_finite += 1
@@ -212,14 +180,15 @@ class Engine:
         if self.load_fallback is None:
             return None
         if self._fallback is None:
-            self._fallback = self.load_fallback()
-        session, card = self._fallback
-        return Answer(self._run(session, card, inputs), f"fallback {session.active}", fault)
+            session, card = self.load_fallback()
+            self._fallback = session, Binding(session, card)
+        session, binding = self._fallback
+        return Answer(self._run(session, binding, inputs), f"fallback {session.active}", fault)
 
-    def _run(self, session: Session, card: ModelCard, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run(self, session: Session, binding: Binding, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs that keep the contract of their role. Raises BackendError for others: they are no results."""
-        outputs = bound(session, card)(inputs)
-        if broken := breaches(card.role, inputs, outputs):
+        outputs = binding.run(inputs)
+        if broken := breaches(binding.card, inputs, outputs):
             raise BackendError(f"{session.active}: {'; '.join(broken)}")
         return outputs
 

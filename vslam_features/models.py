@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from .artifacts import cases, records
+from .artifacts.binding import Binding
 from .artifacts.cache import cache_folder
 from .artifacts.card import PRECISIONS, ModelCard, identity
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import locate
 from .config import Config
-from .engine import Engine, OpenedModel, bound
+from .engine import Engine, OpenedModel
 from .errors import ModelFileError, ParityError, VslamFeaturesError
 from .health import Health
 from .reference import ModelFile, Reference
@@ -55,6 +56,9 @@ class Models:
         if file.card.role != role:
             raise ModelFileError(f"{file.path}: its card says role '{file.card.role}', it was named as {role}")
         session, reference = self._session(file), Reference.of(file, r.threads)
+        Binding(
+            session, file.card, str(file.path)
+        ).require()  # before the gate, to which a wrong binding is a wrong model
         if session.active.note:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
@@ -131,10 +135,10 @@ class Models:
         # Golden outputs need no reference. Where it is needed and cannot be loaded, that is no fault of the model.
         needed = any(case.expected is None for case in chosen)
         return run_gate(
-            bound(session, file.card),
+            Binding(session, file.card, str(file.path)).run,
             chosen,
             file.card,
-            reference_run=bound(*reference.load()) if needed else None,
+            reference_run=Binding(*reference.load()).run if needed else None,
             progress=self.progress,
             limit_s=self.config.models.gate_s,
             precision=_computed(session, file.card),
