@@ -11,10 +11,11 @@ import onnx
 import onnx_ir as ir
 import spox.opset.ai.onnx.v18 as op
 from helpers import image
-from model_helpers import DIM, build, card, save
+from model_helpers import DIM, build, card, save, tiny_config
 from spox import Tensor, argument
 
 from vslam_features.artifacts.card import ModelCard
+from vslam_features.config import Config
 from vslam_features.graph.early_stop import add_early_stop
 
 LAYERS, CHECKED = 5, (2, 4)
@@ -65,11 +66,11 @@ def layered_model() -> onnx.ModelProto:
     return build(inputs, results | outputs)
 
 
-def place_matchers() -> None:
-    """Both into the cache."""
+def place_matchers(stops: ModelCard = STOPS) -> None:
+    """Both into the cache; ``stops``: card of the one that stops."""
     plain = layered_model()
     stopping = add_early_stop(ir.from_proto(plain), SCORES, CHECKED, LAYERS, like=("descriptors0", 0))
-    save(ir.to_proto(stopping.model), STOPS)
+    save(ir.to_proto(stopping.model), stops)
     for output in [output for output in plain.graph.output if output.name in SCORES.values()]:
         plain.graph.output.remove(output)
     save(plain, PLAIN)
@@ -84,16 +85,11 @@ def write_scene(folder: Path, seed: int, count: int) -> Path:
     return folder
 
 
-def settings(card_: ModelCard = STOPS) -> list[str]:
-    """Arguments for the tiny models."""
-    own = {
-        "features.name": "xfeat",
-        "features.options.model": "tiny-features",
-        "features.max_keypoints": 150,
-        "features.long_side": 0,
-        "matcher.name": "lighterglue",
-        "matcher.options.min_score": 0,
-        "runtime.threads": 1,
-        "threads": 1,
-    }
-    return [card_.name, *(part for name, value in own.items() for part in ("--set", f"{name}={value}"))]
+def tiny_pair_config(**values) -> Config:
+    """Features and the matcher that stops; loops are off."""
+    return tiny_config(
+        features__max_keypoints=150,
+        loops__enabled=False,
+        matcher__options__model=STOPS.name,
+        matcher__options__min_score=0.0,
+    ).with_values(**values)

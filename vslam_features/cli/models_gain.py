@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ..config import Config
-from ..errors import ConfigError, ModelFileError
+from ..errors import ConfigError, ModelFileError, PluginError
 from .common import add_camera_argument, add_config_arguments, count, load_config, output_folder, read_camera
 from .progress import ProgressBar
 
@@ -97,21 +97,27 @@ def _config(args) -> Config:
 
     config, given = load_config(args)
     names = {"features.name": args.features, "matcher.name": args.matcher}
-    names = {name: value for name, value in names.items() if value}
+    config = Config.from_flat({name: value for name, value in names.items() if value}, base=config)
     if args.model:
         wanted = read_card(locate(args.model, config.runtime.precision)).features_model
-        if "features.name" not in {*names, *given}:
-            made_for = [
-                name
-                for name in registry.names("features")
-                if getattr(registry.get("features", name).Options(), "model", name) == wanted
-            ]
-            names |= {"features.name": made_for[0]} if made_for else {}
-    config = Config.from_flat(names, base=config)
-    if args.model:
+        if not args.features and "features.name" not in given and _features_model(config.features.name) != wanted:
+            made = [name for name in registry.names("features") if _features_model(name) == wanted]
+            config = Config.from_flat({"features.name": made[0]} if made else {}, base=config)
+        if "model" not in config.matcher.options:
+            raise PluginError(
+                f"{args.model}: matcher '{config.matcher.name}' runs no model: name the plug-in that does with "
+                "--matcher, such as lighterglue"
+            )
         config = Config.from_flat({"matcher.options.model": args.model}, base=config)
     # Another method in the place of a missing model would be measured under its name.
     return config.with_values(loops__enabled=False, models__if_missing="error")
+
+
+def _features_model(plugin: str) -> str:
+    """The name that cards of matchers call the features of a plug-in by."""
+    from .. import registry
+
+    return getattr(registry.get("features", plugin).Options(), "model", plugin)
 
 
 def _open(args, config: Config, camera, stack: contextlib.ExitStack):
