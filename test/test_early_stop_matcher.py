@@ -254,7 +254,7 @@ def test_a_lie_is_a_fault(changes, tmp_path):
     assert found.recovered and (counts.errors, counts.recovered, counts.incidents) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("layer", [*CHECKED, 9])
+@pytest.mark.parametrize("layer", [2, 6, 9])
 def test_a_nan_score_is_neither_a_stop_nor_a_match(layer, tmp_path):
     network = Network(seed=7)
     network.bias[layer] = np.nan

@@ -29,6 +29,15 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--features", metavar="NAME", help="feature plug-in, e.g. sift or orb")
     parser.add_argument("--matcher", metavar="NAME", help="matcher plug-in, e.g. nearest")
+    parser.add_argument(
+        "--early-stop-decay",
+        type=float,
+        metavar="D",
+        help="of a matcher that stops early: show the score of each checked layer, and stop with this decay (1: never)",
+    )
+    parser.add_argument(
+        "--min-covisibility", type=float, metavar="S", help="of a matcher with a covisibility score: the least one"
+    )
     add_camera_argument(parser)
     parser.add_argument("--camera-b", metavar="K.yaml|FX,FY,CX,CY", help="calibration of B where it is another camera")
     add_config_arguments(parser)
@@ -36,6 +45,7 @@ def add_parser(subparsers) -> None:
 
 def run(args) -> int:
     """Match, print, draw. Raises the package's errors."""
+    from ..errors import ConfigError
     from ..frontend import FrontEnd
     from ..types import Frame, Status
 
@@ -43,11 +53,19 @@ def run(args) -> int:
     config, _ = load_config(args)
     chosen = {"features.name": args.features, "matcher.name": args.matcher}
     config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
+    config = _with_limits(config, args)
     camera = read_camera(args.camera)
     sides = (args.image0, camera), (args.image1, read_camera(args.camera_b, "--camera-b") or camera)
     frames = [Frame(i, "camera", *_read(*side, config)) for i, side in enumerate(sides)]
     front_end = FrontEnd(config.with_values(loops__enabled=False))
-    config = front_end.config
+    config, limits = front_end.config, front_end.matcher.matcher.stop_limits
+    if args.early_stop_decay is not None and not limits:
+        raise ConfigError(
+            f"--early-stop-decay: matcher {config.matcher.name} "
+            f"({config.matcher.options.get('model', 'without a model')}) cannot stop early, or its card does not tell "
+            "after which layers: choose one that does, see 'vslam-features models list'"
+            f"{f'; {front_end.warning}' if front_end.warning else ''}"
+        )
     start = time.perf_counter()
     features = [front_end.extract(frame) for frame in frames]
     cameras = [frame.camera for frame in frames]
@@ -68,6 +86,9 @@ def run(args) -> int:
         "num_inliers": matches.num_inliers,
         "inlier_ratio": round(matches.num_inliers / len(matches), 4) if len(matches) else None,
         "covisibility": matches.covisibility,
+        "stopped_after_layer": matches.stopped_after_layer,
+        "layer_scores": [list(pair) for pair in matches.layer_scores],
+        "layer_limits": [list(pair) for pair in limits],
         "model": matches.model,
         "calibrated": all(frame.camera is not None for frame in frames),
         "pose": _pose(matches.pose),
@@ -85,6 +106,24 @@ def run(args) -> int:
         _draw(args.viz, frames, features, matches, result)
     print(json.dumps(result, allow_nan=False) if args.json else _text(result, args.viz))
     return 0
+
+
+def _with_limits(config, args):
+    """The configuration with the options of rejection that were given. Raises ConfigError where there are none."""
+    import dataclasses
+
+    from .. import registry
+    from ..errors import ConfigError
+
+    given = {"early_stop_decay": args.early_stop_decay, "min_covisibility": args.min_covisibility}
+    given = {name: value for name, value in given.items() if value is not None}
+    has = {f.name for f in dataclasses.fields(registry.get("matcher", config.matcher.name).Options)}
+    for name in set(given) - has:
+        raise ConfigError(
+            f"--{name.replace('_', '-')}: matcher {config.matcher.name} has no covisibility score: choose one that "
+            "has with --matcher, e.g. lighterglue"
+        )
+    return config.from_flat({f"matcher.options.{name}": value for name, value in given.items()}, base=config)
 
 
 def _read(path: Path, camera, config):
@@ -126,11 +165,27 @@ def _text(r: dict, viz: Path | None) -> str:
         width, height = r[f"image_size{i}"]
         lines.append(f"  {r[f'image{i}']}: {width}x{height}, {r[f'num_keypoints{i}']} keypoints")
     lines.append(f"  {r['features']} + {r['matcher']} on {r['runtime']}, {r['elapsed_ms']:.0f} ms")
+    lines += _covisibility_text(r)
     if r["calibrated"] and r["status"] in ("ok", "fault_recovered", "degenerate"):
         lines.append(f"  pose of A in B: {_pose_text(r)}")
     if viz:
         lines.append(f"  picture: {viz}")
     return "\n".join(lines)
+
+
+def _covisibility_text(r: dict) -> list[str]:
+    """What the matcher says of covisibility, after each layer that it checks."""
+    if r["covisibility"] is None:
+        return []
+    lines, scores = [f"  covisibility {r['covisibility']:.3f}"], dict(r["layer_scores"])
+    for layer, limit in r["layer_limits"]:
+        score = f"{scores[layer]:.3f}" if layer in scores else "not run"
+        stop = ": stopped" if layer == r["stopped_after_layer"] else ""
+        lines.append(f"    after layer {layer}: {score}, limit {limit:.3f}{stop}")
+    if r["layer_limits"] and not r["stopped_after_layer"]:
+        never = "" if any(limit for _, limit in r["layer_limits"]) else ", and with limits of 0 it cannot"
+        lines.append(f"    did not stop early{never}")
+    return lines
 
 
 def _pose_text(r: dict) -> str:
@@ -171,14 +226,19 @@ def _check_picture_path(path: Path | None) -> None:
 
 def _draw(path: Path, frames, features, matches, r: dict) -> None:
     from ..replay.files import write_whole
-    from ..replay.pictures import encode, side_by_side, with_header
+    from ..replay.pictures import encode, side_by_side, with_header, with_layer_scores
 
     points = [f.keypoints[matches.pairs[:, i]] for i, f in enumerate(features)]
     canvas = side_by_side(frames[0].image, frames[1].image, *points, matches.inliers)
+    if r["layer_scores"]:
+        canvas = with_layer_scores(canvas, r["layer_limits"], r["layer_scores"])
     share = f" ({r['inlier_ratio']:.0%})" if r["inlier_ratio"] is not None else ""
     header = [
         f"{r['status']}: {r['num_inliers']} inliers of {r['num_matches']} matches{share}",
         f"{r['features']} + {r['matcher']}, {r['num_keypoints0']} and {r['num_keypoints1']} keypoints, "
         f"{r['model'] or 'no model'}",
     ]
+    if r["covisibility"] is not None:
+        stop = f"stopped after layer {r['stopped_after_layer']}" if r["stopped_after_layer"] else "did not stop early"
+        header.append(f"covisibility {r['covisibility']:.3f}{f', {stop}' if r['layer_limits'] else ''}")
     write_whole(path, encode(with_header(canvas, header), path.suffix.lower()))
