@@ -16,7 +16,7 @@ from ..artifacts.cases import picture_files
 from ..artifacts.preprocessing import Preprocessing
 from ..errors import NonFiniteError
 from ..images import read_image
-from ..runtimes.base import LoadRequest
+from ..runtimes.base import LoadRequest, Session
 
 INPUT, OUTPUT = "image", "descriptor"
 MAX_PICTURES = 8  # the widest table that is read
@@ -58,16 +58,34 @@ def by_file(path: Path, tensors: Sequence[np.ndarray], runtime: str = "onnxrunti
     Raises:
         ModelFileError: the runtime cannot load the file. BackendError: it failed.
     """
-    plugin = registry.get("runtime", runtime)
-    session = plugin(plugin.Options(**options)).load(path, LoadRequest())
-    found = [_run(session, {INPUT: tensor})[OUTPUT].reshape(1, -1) for tensor in tensors]
+    session = opened(path, runtime, **options)
+    found = [run(session, {INPUT: tensor})[OUTPUT].reshape(1, -1) for tensor in tensors]
     return np.concatenate(found), session.active.provider
 
 
-def peaks_by_file(path: Path, tensors: Sequence[np.ndarray]) -> tuple[float, ...]:
-    """For each picture, the largest of all outputs of a file of ``graph.peaks``."""
-    session = registry.get("runtime", "onnxruntime")().load(path, LoadRequest())
-    return tuple(float(np.max([*_run(session, {INPUT: t}).values()])) for t in tensors)
+def opened(path: Path, runtime: str = "onnxruntime", **options) -> Session:
+    """A session of a model file. Raises ModelFileError."""
+    plugin = registry.get("runtime", runtime)
+    return plugin(plugin.Options(**options)).load(path, LoadRequest())
+
+
+def run(session: Session, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs by name, NaN and infinities included. Raises BackendError."""
+    try:
+        return session.run(inputs)
+    except NonFiniteError as error:
+        return error.outputs
+
+
+def peaks_by_file(path: Path, feeds: Sequence[dict[str, np.ndarray]]) -> tuple[float, ...]:
+    """For each of the inputs, the largest of all outputs of a file of ``graph.peaks``."""
+    session = opened(path)
+    return tuple(float(np.max([*run(session, inputs).values()])) for inputs in feeds)
+
+
+def imagenet(width: int, height: int) -> Preprocessing:
+    """An RGB image of a size, resized as torch does it, with the mean and deviation of ImageNet."""
+    return Preprocessing("rgb", width, height, "antialias", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def float_reference(picture: np.ndarray, steps: Preprocessing) -> np.ndarray:
@@ -78,10 +96,3 @@ def float_reference(picture: np.ndarray, steps: Preprocessing) -> np.ndarray:
     resized = functional.interpolate(planes, size, mode="bilinear", align_corners=False, antialias=True).numpy()
     mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (steps.mean, steps.std))
     return np.ascontiguousarray((resized - mean) / std)
-
-
-def _run(session, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    try:
-        return session.run(inputs)
-    except NonFiniteError as error:
-        return error.outputs

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import torch
 
-from .. import __version__
-from ..artifacts.cache import adopt, cache_folder, sha256_of, staging
-from ..artifacts.card import ModelCard, read_card, set_aside_sidecar
+from ..artifacts.cache import cache_folder, sha256_of, staging
+from ..artifacts.card import ModelCard
 from ..artifacts.catalogue import find_entry
-from ..artifacts.preprocessing import Preprocessing
-from ..artifacts.store import model_path
-from ..errors import ConfigError, ExportError
-from ..graph.fp16 import Half, to_half
-from ..graph.peaks import half_values, with_peaks
+from ..graph.fp16 import to_half
 from ..graph.rules import downstream_of_last
 from ..networks.megaloc import MEGALOC, MEGALOC_TINY, MegaLoc, load, randomised
 from . import onnx_file
-from .descriptors import INPUT, OUTPUT, Picture, by_file, by_torch, float_reference, peaks_by_file, pictures
+from .descriptors import INPUT, OUTPUT, Picture, by_file, by_torch, float_reference, imagenet, pictures
 from .graph_table import GraphFacts
+from .half_twin import write_half
 from .megaloc import Exportable
-from .self_check import LARGEST_HALF, MIN_PREPROCESSING_COSINE, Check, SelfCheck
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-KERNEL = "antialias"
-Progress = Callable[[str], None]
+from .placement import PRECISIONS, Exported, Progress, finish, place, sha256_of_state, target, tools
+from .self_check import MIN_PREPROCESSING_COSINE, SelfCheck
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Source:
         """Of the fp32 file, without its self-check."""
         width, height = network.config.image_size
         entry = find_entry("megaloc")
-        sha256 = sha256_of(self.weights) if self.weights else _sha256_of_state(network)
+        sha256 = sha256_of(self.weights) if self.weights else sha256_of_state(network)
         released = sha256 == entry.weights.sha256
         return ModelCard(
             role="global",
@@ -72,23 +62,9 @@ class Source:
             licence=entry.licence if self.name == "megaloc" else "none",
             source_sha256=sha256,
             version=entry.version if released else "" if self.weights else "random, seed 0",
-            preprocessing=Preprocessing("rgb", width, height, KERNEL, IMAGENET_MEAN, IMAGENET_STD),
-            tools={
-                "vslam_features": __version__,
-                **{name: version(name) for name in ("torch", "onnx", "onnxscript", "onnx-ir")},
-            },
+            preprocessing=imagenet(width, height),
+            tools=tools(),
         )
-
-
-@dataclass(frozen=True)
-class Exported:
-    """``files``: precision -> where it is; ``half``: figures of the fp16 pass."""
-
-    card: ModelCard
-    files: dict[str, Path]
-    graphs: dict[str, GraphFacts]
-    check: SelfCheck
-    half: Half
 
 
 def export_megaloc(
@@ -110,29 +86,28 @@ def export_megaloc(
     """
     shown = pictures(images)
     check = SelfCheck([p.name for p in shown])
-    targets = {p: _target(source.name, p, folder) for p in ("fp32", "fp16")}
+    targets = {p: target(source.name, p, folder) for p in PRECISIONS}
     with staging(targets["fp32"].parent) as scratch:
-        staged = {p: scratch / target.name for p, target in targets.items()}
+        staged = {p: scratch / path.name for p, path in targets.items()}
         graphs = {}
         card, tensors, expected, graphs["fp32"] = _export(source, shown, staged["fp32"], check, progress, debug)
         gc.collect()
         reference = [float_reference(p.image, card.preprocessing) for p in shown]
         fp32 = _check_fp32(staged["fp32"], tensors, reference, expected, check, progress)
         check.require()
-        half, graphs["fp16"] = _write_half(staged, tensors, check, progress)
+        feeds = [{INPUT: tensor} for tensor in tensors]
+        # Everything from the last LayerNormalization on computes in fp32.
+        half, graphs["fp16"] = write_half(
+            staged["fp32"], staged["fp16"], lambda model: to_half(model, downstream_of_last()), feeds, check, progress
+        )
         gc.collect()
         progress("running the fp16 twin on ONNX Runtime")
         check.agree("fp16 twin against fp32, cosine", by_file(staged["fp16"], tensors)[0], fp32)
         check.describe(fp32)
         check.require()
         card = replace(card, self_check=check.texts())
-        for precision, path in staged.items():
-            onnx_file.add_card(path, replace(card, precision=precision))
-            if read_card(path) != replace(card, precision=precision):
-                raise ExportError(f"the card of {path.name} is not read back as it was written")
-        for precision, path in staged.items():
-            set_aside_sidecar(targets[precision])
-            adopt(path, targets[precision])
+        finish(staged, card)
+        place(staged, targets)
     return Exported(card, targets, graphs, check, half)
 
 
@@ -184,42 +159,6 @@ def _check_fp32(path: Path, tensors, reference, expected: np.ndarray, check: Sel
     return fp32
 
 
-def _write_half(staged: dict[str, Path], tensors, check: SelfCheck, progress: Progress) -> tuple[Half, GraphFacts]:
-    """The fp16 twin: everything from the last LayerNormalization on computes in fp32."""
-    progress("making the fp16 twin")
-    model = ir.load(staged["fp32"])
-    half = to_half(model, downstream_of_last())
-    onnx_file.write(half.model, staged["fp16"])
-    facts, halved = GraphFacts.of(half.model, staged["fp16"]), half_values(half.model)
-    half = replace(half, model=None)
-    gc.collect()
-    progress("looking for values that half precision cannot hold")
-    probe = staged["fp32"].with_name("peaks.onnx")
-    onnx_file.write(with_peaks(model, halved), probe)
-    del model
-    gc.collect()
-    check.checks.append(Check("largest value computed in fp16", peaks_by_file(probe, tensors), LARGEST_HALF))
-    probe.unlink()
-    return half, facts
-
-
 def _example(network: MegaLoc) -> torch.Tensor:
     width, height = network.config.image_size
     return torch.zeros(1, 3, height, width)
-
-
-def _target(name: str, precision: str, folder: Path | None) -> Path:
-    target = model_path(name, precision)
-    if folder is None:
-        return target
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: is no folder")
-    return folder / target.name
-
-
-def _sha256_of_state(network: MegaLoc) -> str:
-    digest = hashlib.sha256()
-    for name, value in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.numpy())
-    return digest.hexdigest()

@@ -62,7 +62,12 @@ class Check:
 
 @dataclass
 class SelfCheck:
-    """The checks of one export. ``images``: their names, the columns. ``similarity``: cosines between them (n, n)."""
+    """The checks of one export.
+
+    Args:
+        images: names of these, or of pairs of them: the columns.
+        similarity: cosines between the images (n, n).
+    """
 
     images: list[str]
     checks: list[Check] = field(default_factory=list)
@@ -78,10 +83,14 @@ class SelfCheck:
         """Cosine of descriptors (n, D), at least ``limit``."""
         self.checks.append(Check(label, tuple(map(float, _cosines(got, expected))), limit, True))
 
-    def describe(self, descriptors: np.ndarray) -> None:
-        """Lengths, and the cosines between the images; these must not all be alike, or nothing above means anything."""
-        lengths = np.linalg.norm(descriptors.astype(np.float64), axis=1)
-        self.checks.append(Check("length, off 1", tuple(map(float, np.abs(lengths - 1))), 1e-4))
+    def describe(self, descriptors: np.ndarray, unit: bool = True) -> None:
+        """Cosines between the images; these must not all be alike, or nothing above means anything.
+
+        ``unit``: and the lengths, which are 1.
+        """
+        if unit:
+            lengths = np.linalg.norm(descriptors.astype(np.float64), axis=1)
+            self.checks.append(Check("length, off 1", tuple(map(float, np.abs(lengths - 1))), 1e-4))
         n = len(descriptors)
         rows, columns = np.repeat(np.arange(n), n), np.tile(np.arange(n), n)
         self.similarity = _cosines(descriptors[rows], descriptors[columns]).reshape(n, n)

@@ -20,20 +20,56 @@ def downstream_of_last(op_type: str = "LayerNormalization") -> Rule:
     """The last node of a type, in the order of the graph, and everything that depends on it."""
 
     def rule(graph: ir.Graph) -> set[ir.Node]:
-        owners = {body: node for node in graph.all_nodes() for body in bodies(node)}
         last = [node for node in graph.all_nodes() if node.op_type == op_type]
-        found, waiting = set(), _some(last, f"of type {op_type}", graph)[-1:]
-        while waiting:
-            node = waiting.pop()
-            if node in found:
-                continue
-            found.add(node)
-            waiting += [user for output in node.outputs for user in output.consumers()]
-            if node.graph in owners:
-                waiting.append(owners[node.graph])
+        return _downstream(graph, _some(last, f"of type {op_type}", graph)[-1:])
+
+    return rule
+
+
+def downstream_of(*inputs: str) -> Rule:
+    """Everything that depends on inputs of these names, such as positions in pixels; on each at least one node."""
+
+    def rule(graph: ir.Graph) -> set[ir.Node]:
+        readers = []
+        for name in inputs:
+            found = [user for value in graph.inputs if value.name == name for user in value.consumers()]
+            readers += _some(found, f"that reads an input '{name}'", graph)
+        return _downstream(graph, readers)
+
+    return rule
+
+
+def back_to(op_type: str, *values: str) -> Rule:
+    """What computes the values of these names, back to the nearest nodes of a type, these included."""
+
+    def rule(graph: ir.Graph) -> set[ir.Node]:
+        found: set[ir.Node] = set()
+        for name in values:
+            makers = [node for node in graph.all_nodes() if any(value.name == name for value in node.outputs)]
+            waiting = _some(makers, f"that computes '{name}'", graph)
+            while waiting:
+                node = waiting.pop()
+                if node not in found:
+                    found.add(node)
+                    if node.op_type != op_type:
+                        waiting += [value.producer() for value in node.inputs if value and value.producer()]
         return found
 
     return rule
+
+
+def _downstream(graph: ir.Graph, nodes: list[ir.Node]) -> set[ir.Node]:
+    owners = {body: node for node in graph.all_nodes() for body in bodies(node)}
+    found, waiting = set(), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        waiting += [user for output in node.outputs for user in output.consumers()]
+        if node.graph in owners:
+            waiting.append(owners[node.graph])
+    return found
 
 
 def by_name(pattern: str) -> Rule:

@@ -108,7 +108,7 @@ class Matcher(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, keypoints0, keypoints1, descriptors0, descriptors1, image_size0, image_size1, min_covisibility):
-        """All layers; matches (M,) int64, their scores (M,) f32, covisibility (), and the score after each layer, ().
+        """All layers; matches (M,) int64, their scores (M,) f32, covisibility (), and that after each earlier layer.
 
         Where the last score is below ``min_covisibility`` () there is no match.
         """
@@ -120,7 +120,7 @@ class Matcher(nn.Module):
         matches, match_scores = self.readout(x, *points)
         rejected = scores[-1] < min_covisibility
         matches, match_scores = torch.where(rejected, -1, matches), torch.where(rejected, 0.0, match_scores)
-        return matches, match_scores, scores[-1], *scores
+        return matches, match_scores, scores[-1], *scores[:-1]
 
     def tokens(self, descriptors0: torch.Tensor, descriptors1: torch.Tensor) -> torch.Tensor:
         """(2, T, dim) of two maps (dim, h, w)."""

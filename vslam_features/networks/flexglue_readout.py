@@ -79,9 +79,9 @@ class Readout(nn.Module):
         apart = _squared(seen0.cells, cells1) + _squared(cells0, seen1.cells)  # (M, N)
         least, best0 = apart.min(dim=1)
         best1 = apart.transpose(0, 1).argmin(dim=1)
-        mutual = best1[best0] == torch.arange(best0.shape[0])
+        mutual = best1.index_select(0, best0) == torch.arange(best0.shape[0])
         kept = mutual & (least <= 2 * self.radius**2)
-        certainty = (seen0.certainty * seen1.certainty[best0]).sqrt()
+        certainty = (seen0.certainty * seen1.certainty.index_select(0, best0)).sqrt()
         scores = certainty * torch.exp(-least / (4 * self.radius**2))
         return torch.where(kept, best0, -1), torch.where(kept, scores, 0.0)
 
