@@ -57,7 +57,7 @@ def run(args) -> int:
     from ..replay.gain import gain_row
     from ..replay.gain_runs import require_scores, run_pairs, time_stops
     from ..replay.gain_views import choose_pairs, overlaps
-    from .models_gain_table import facts, table
+    from .models_gain_table import Gain, table
 
     if args.scenes and len(args.images or ()) < 2:
         raise ConfigError("--scenes: each folder of --images is a scene, name at least two")
@@ -66,26 +66,35 @@ def run(args) -> int:
     camera, config = read_camera(args.camera), _config(args)
     out = output_folder(args.out, (_JSON, _CSV, _PLOT)) if args.out else None
     with contextlib.ExitStack() as stack:
-        matcher, views = _open(args, config, camera, stack)
-        card = require_scores(matcher.matcher)
-        plain, plain_name = _plain(args.plain, matcher.matcher, card)
-        pairs = choose_pairs(len(views), args.max_pairs)
-        known = overlaps(views, pairs, args.truth, args.scenes)
-        settings, configured = _settings(args, matcher.matcher.options)
+        verified, views = _open(args, config, camera, stack)
+        matcher, card = verified.matcher, require_scores(verified.matcher)
+        plain, plain_name = _plain(args.plain, matcher, card)
+        chosen = choose_pairs(len(views), args.max_pairs)
+        known = overlaps(views, chosen, args.truth, args.scenes)
+        settings, configured = _settings(args, matcher.options)
         with ProgressBar(quiet=args.json, unit="pairs") as bar:
-            scores = run_pairs(matcher, views, pairs, known, bar)
+            pairs = run_pairs(verified, views, chosen, known, bar)
         times = None
-        if args.time_pairs and any(pair.ran for pair in scores):
+        if args.time_pairs and any(pair.ran for pair in pairs):
             with ProgressBar(quiet=args.json, unit="timings") as bar:
-                times = time_stops(
-                    matcher.matcher, plain, views, pairs, scores, settings, args.time_pairs, progress=bar
-                )
-    costs = times.costs if times else None
-    rows = [gain_row(scores, card.early_stop_layers, card.layers, setting, costs) for setting in settings]
-    result = facts(card, matcher.matcher.runtime, args, views, scores, rows, configured, plain_name, times)
+                times = time_stops(matcher, plain, views, chosen, pairs, settings, args.time_pairs, progress=bar)
+    gain = Gain(
+        card=card,
+        runtime=matcher.runtime,
+        views=f"{len(views)} keyframes of {args.map.name}" if args.map else f"{len(views)} images",
+        all_pairs=len(views) * (len(views) - 1) // 2,
+        pairs=pairs,
+        rows=[gain_row(pairs, card.early_stop_layers, card.layers, s, times and times.costs) for s in settings],
+        configured=configured,
+        plain=plain_name,
+        times=times,
+        truth=args.truth,
+        scenes=args.scenes,
+        notes=views.notes,
+    )
     if out:
-        _write(out, result, rows, scores, card, configured)
-    print(json.dumps(result, allow_nan=False) if args.json else table(result, rows, scores, out))
+        _write(out, gain)
+    print(json.dumps(gain.to_dict(), allow_nan=False) if args.json else table(gain, out))
     return 0
 
 
@@ -180,17 +189,17 @@ def _settings(args, options):
     return settings, configured
 
 
-def _write(out: Path, result: dict, rows, scores, card, configured) -> None:
+def _write(out: Path, gain) -> None:
     from ..replay.files import write_json, write_whole
     from ..replay.gain_csv import pairs_csv
     from ..replay.gain_plot import gain_plot
     from ..replay.pictures import encode
 
-    decay = configured.decay if configured else max(row.setting.decay for row in rows)
-    picture = gain_plot(rows, scores, card.early_stop_layers, card.layers, decay, result["title"])
-    write_json(out / _JSON, result)
-    write_whole(out / _CSV, pairs_csv(scores, rows, card.early_stop_layers))
-    write_whole(out / _PLOT, encode(picture, ".png"))
+    checked, layers = gain.card.early_stop_layers, gain.card.layers
+    decay = gain.configured.decay if gain.configured else max(row.setting.decay for row in gain.rows)
+    write_json(out / _JSON, gain.to_dict())
+    write_whole(out / _CSV, pairs_csv(gain.pairs, gain.rows, checked))
+    write_whole(out / _PLOT, encode(gain_plot(gain.rows, gain.pairs, checked, layers, decay, gain.title), ".png"))
 
 
 def _told(text: str) -> None:

@@ -2,56 +2,85 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..artifacts.card import ModelCard
 from ..export.text_table import aligned
-from ..replay.gain import Overlap, PairScores, Row
+from ..replay.gain import Overlap, PairScores, Row, Setting
+from ..replay.gain_runs import Times
 
 _NAMED = 8
 
 
-def facts(card, runtime: str, args, views, scores, rows, configured, plain: str, times) -> dict:
-    """Plain JSON values of all that was found; the pairs themselves are in the CSV."""
-    ran = [pair for pair in scores if pair.ran]
-    what = f"{len(views)} keyframes of {args.map.name}" if args.map else f"{len(views)} images"
-    costs = {} if times is None else times.costs
-    return {
-        "title": f"{card.name} on {runtime}, {len(scores)} pairs of {what}",
-        "model": card.name,
-        "runtime": runtime,
-        "layers": card.layers,
-        "checked_layers": list(card.early_stop_layers),
-        "views": len(views),
-        "all_pairs": len(views) * (len(views) - 1) // 2,
-        "pairs": len(scores),
-        "pairs_without_scores": _statuses(pair for pair in scores if not pair.ran),
-        "verified": sum(pair.verified for pair in ran),
-        "truth": args.truth and str(args.truth),
-        "scenes": args.scenes,
-        "known": {kind.name.lower(): sum(p.overlap is kind for p in ran) for kind in Overlap},
-        "verified_apart": sum(pair.verified and pair.overlap is Overlap.APART for pair in ran),
-        "plain": plain,
-        "times": {
-            str(layer): {"pairs": c.pairs, "ms": round(c.ms, 3), "plain_ms": round(c.plain_ms, 3)}
-            for layer, c in costs.items()
-        },
-        "timed_pairs_that_stopped_elsewhere": 0 if times is None else times.strays,
-        "configured": configured and [configured.min_covisibility, configured.decay],
-        "rows": [row.to_dict() for row in rows],
-        "notes": list(views.notes),
-    }
+@dataclass(frozen=True)
+class Gain:
+    """All that was found.
+
+    Args:
+        views: what was matched, in words. all_pairs: of those; ``pairs`` may be fewer.
+        rows: one a setting; ``configured``: that of the configuration, None where it does not stop.
+        plain: what times are compared with, in words. times: None where none were measured.
+        truth: the loop matrix. scenes: folders are known to be apart.
+    """
+
+    card: ModelCard
+    runtime: str
+    views: str
+    all_pairs: int
+    pairs: Sequence[PairScores]
+    rows: Sequence[Row]
+    configured: Setting | None
+    plain: str
+    times: Times | None
+    truth: Path | None
+    scenes: bool
+    notes: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        return f"{self.card.name} on {self.runtime}, {len(self.pairs)} pairs of {self.views}"
+
+    def to_dict(self) -> dict:
+        """Plain JSON values; the pairs themselves are in the CSV."""
+        ran, times = [pair for pair in self.pairs if pair.ran], self.times
+        return {
+            "title": self.title,
+            "model": self.card.name,
+            "runtime": self.runtime,
+            "layers": self.card.layers,
+            "checked_layers": list(self.card.early_stop_layers),
+            "all_pairs": self.all_pairs,
+            "pairs": len(self.pairs),
+            "pairs_without_scores": dict(Counter(pair.status.label for pair in self.pairs if not pair.ran)),
+            "verified": sum(pair.verified for pair in ran),
+            "truth": self.truth and str(self.truth),
+            "scenes": self.scenes,
+            "known": {kind.name.lower(): sum(pair.overlap is kind for pair in ran) for kind in Overlap},
+            "verified_apart": sum(pair.verified and pair.overlap is Overlap.APART for pair in ran),
+            "plain": self.plain,
+            "times": {
+                str(layer): {"pairs": cost.pairs, "ms": round(cost.ms, 3), "plain_ms": round(cost.plain_ms, 3)}
+                for layer, cost in (times.costs if times else {}).items()
+            },
+            "timed_pairs_that_stopped_elsewhere": times.strays if times else 0,
+            "configured": self.configured and [self.configured.min_covisibility, self.configured.decay],
+            "rows": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+        }
 
 
-def table(result: dict, rows: Sequence[Row], scores: Sequence[PairScores], out: Path | None) -> str:
-    """The table, what its columns mean, and the lost pairs by name."""
-    layers = result["checked_layers"]
-    marked, apart = result["truth"] is not None, result["scenes"]
+def table(gain: Gain, out: Path | None) -> str:
+    """The table, what its columns mean, and the lost pairs by name. ``out``: the folder where all is written."""
+    layers, marked, apart = gain.card.early_stop_layers, gain.truth is not None, gain.scenes
     head = ["min_cov", "decay", "stopped", *(f"after {layer}" for layer in layers), "passing", "verify"]
     head += ["marked"] * marked + ["apart"] * apart + ["lost", "of verified", "time"]
     lines = [head]
-    for row in rows:
-        star = "*" if result["configured"] == [row.setting.min_covisibility, row.setting.decay] else ""
+    for row in gain.rows:
+        star = "*" if row.setting == gain.configured else ""
         cells = [
             f"{row.setting.min_covisibility:g}{star}",
             f"{row.setting.decay:g}",
@@ -62,7 +91,8 @@ def table(result: dict, rows: Sequence[Row], scores: Sequence[PairScores], out: 
         cells += [str(_count(row.hasty, Overlap.MARKED))] * marked + [str(_count(row.hasty, Overlap.APART))] * apart
         cells += [str(len(row.lost)), _percent(len(row.lost), row.verified)]
         lines.append([*cells, "-" if row.time is None else f"{row.time - 1:+.1%}"])
-    return "\n".join([*_before(result), "", aligned(lines), "", *_after(result), *_lost(rows, out)])
+    result = gain.to_dict()
+    return "\n".join([*_before(result), "", aligned(lines), "", *_after(result), *_lost(gain.rows, out)])
 
 
 def _before(r: dict) -> list[str]:
@@ -87,7 +117,7 @@ def _after(r: dict) -> list[str]:
     lines = [
         "passing: stopped, although the score at the end would pass min_cov (min_covisibility); of these, how many "
         "verify" + ", are marked" * bool(r["truth"]) + ", are apart" * r["scenes"],
-        "lost: pairs that verify without a stop, and do not get that far with it or fail min_cov at the end",
+        "lost: pairs that verify without a stop and are rejected: by the stop alone ('verify'), the rest by min_cov",
     ]
     if r["configured"]:
         lines.append("*: as configured")
@@ -127,10 +157,3 @@ def _count(pairs: Sequence[PairScores], kind: Overlap | None = None, verified: b
 
 def _percent(count: int, of: int) -> str:
     return f"{count / of:.2%}" if of else "-"
-
-
-def _statuses(pairs) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.status.label] = counts.get(pair.status.label, 0) + 1
-    return counts
