@@ -6,6 +6,7 @@ import importlib.util
 from importlib import resources
 from pathlib import Path
 
+from . import registry
 from .artifacts.cache import cache_folder
 from .artifacts.card import read_card
 from .artifacts.catalogue import find_entry
@@ -24,18 +25,15 @@ def available(config: Config) -> tuple[Config, str]:
     configuration names by its path is missing: whoever names a file does not mean another method.
     """
     groups = {"features": config.features, "matcher": config.matcher, "retrieval": config.retrieval}
-    used = {
-        name: group.options["model"]
-        for name, group in groups.items()
-        if "model" in group.options and (name != "retrieval" or config.loops.enabled)
-    }
-    for model in used.values():
+    used = {n: _models_of(group) for n, group in groups.items() if n != "retrieval" or config.loops.enabled}
+    for model in (m for models in used.values() for m in models):
         if Path(model).suffix in SUFFIXES:
             locate(model, config.runtime.precision)
-    missing = {name: model for name, model in used.items() if _missing(model, config)}
+    missing = {name: [m for m in models if _missing(m, config)] for name, models in used.items()}
+    missing = {name: models for name, models in missing.items() if models}
     if not missing:
         return config, ""
-    problem = _problem(list(dict.fromkeys(missing.values())), config)
+    problem = _problem(list(dict.fromkeys(m for models in missing.values() for m in models)), config)
     if config.models.if_missing == "error":
         raise ModelMissingError(problem)
     keep = set(missing) == {"retrieval"} and _has_codebook(config)
@@ -49,6 +47,15 @@ def available(config: Config) -> tuple[Config, str]:
         "(models.if_missing: error makes this an error)"
     )
     return Config.from_flat(values, base=config), text
+
+
+def _models_of(group) -> list[str]:
+    """Models that a plug-in opens: its own, and that of the plug-in which finds its keypoints."""
+    detector = group.options.get("detector")
+    options = [group.options]
+    if detector in registry.names("features"):
+        options.append(vars(registry.get("features", detector).Options()))
+    return [o["model"] for o in options if "model" in o]
 
 
 def _has_codebook(config: Config) -> bool:

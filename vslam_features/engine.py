@@ -14,7 +14,7 @@ from .artifacts.binding import Binding
 from .artifacts.card import ModelCard
 from .artifacts.contract import breaches
 from .artifacts.incidents import Incidents
-from .errors import BackendError, ModelFileError, NonFiniteError, VslamFeaturesError
+from .errors import BackendError, NonFiniteError, VslamFeaturesError
 from .health import Counts, Health
 from .runtimes.base import Session
 from .types import ModelIdentity

@@ -20,6 +20,7 @@ from .images import thumbnail
 from .keyframes import KeyframePolicy
 from .loops import LoopJudge
 from .maps.keyframe_map import KeyframeMap
+from .matching.base import require_kind
 from .matching.verified import VerifiedMatcher
 from .models import Models
 from .odometry_gate import OdometryGate
@@ -71,6 +72,7 @@ class FrontEnd:
         self.models = Models(config, progress)
         self.features = self._plugin("features", f, max_keypoints=f.max_keypoints, long_side=f.long_side)
         self.matcher = VerifiedMatcher(self._plugin("matcher", m), Verifier(config.geometry))
+        require_kind(self.matcher.matcher, m.name, getattr(self.features, "dense", False), f.name)
         self.matcher.matcher.require(self.features.identity, self.features.descriptor_length)
         self.global_descriptor = None
         if config.loops.enabled:

@@ -12,12 +12,13 @@ from .artifacts import cases, records
 from .artifacts.binding import Binding
 from .artifacts.cache import cache_folder
 from .artifacts.card import PRECISIONS, ModelCard, identity
+from .artifacts.dense_cases import Describe, dense_cases
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import locate
 from .config import Config
 from .engine import Engine, OpenedModel
-from .errors import ModelFileError, ParityError, VslamFeaturesError
+from .errors import ConfigError, ModelError, ModelFileError, ParityError, VslamFeaturesError
 from .health import Health
 from .reference import ModelFile, Reference
 from .runtimes.base import LoadRequest, Session
@@ -56,9 +57,8 @@ class Models:
         if file.card.role != role:
             raise ModelFileError(f"{file.path}: its card says role '{file.card.role}', it was named as {role}")
         session, reference = self._session(file), Reference.of(file, r.threads)
-        Binding(
-            session, file.card, str(file.path)
-        ).require()  # before the gate, to which a wrong binding is a wrong model
+        # Before the gate, which would blame the model.
+        Binding(session, file.card, str(file.path)).require()
         if session.active.note:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
@@ -127,9 +127,24 @@ class Models:
         return file.load(r.name, r.options, LoadRequest(r.device, r.strict, r.threads))
 
     def _shipped(self, file: ModelFile, session: Session) -> list[cases.Case]:
-        spec = session.inputs.get(file.card.inputs.get("descriptors0", "descriptors0"))
-        dim = spec.shape[-1] if spec is not None and spec.shape else None
-        return cases.shipped_cases(file.card, dim or 64)
+        binding = Binding(session, file.card, str(file.path))
+        if file.card.role != "matcher":
+            return cases.shipped_cases(file.card)
+        if binding.dense:
+            return dense_cases(self._describe(file.card.features_model), binding.map_shape)
+        return cases.shipped_cases(file.card, binding.channels("descriptors0") or 64)
+
+    def _describe(self, model: str) -> Describe | None:
+        """Maps of pictures by a features model on ONNX Runtime's CPU; None where it is not here."""
+        try:
+            file = ModelFile.at(locate(model, "fp32"))
+            session = file.load("onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads))
+            binding = Binding(session, file.card, str(file.path))
+            binding.require(("image",), ("descriptors",))
+        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
+            logger.info("seeded maps instead of those of '%s': %s", model, error)
+            return None
+        return lambda image: binding.run({"image": file.card.preprocessing.apply(image)})["descriptors"]
 
     def _gate(self, file: ModelFile, session: Session, reference: Reference, chosen) -> ParityReport:
         # Golden outputs need no reference. Where it is needed and cannot be loaded, that is no fault of the model.

@@ -22,11 +22,13 @@ _BUILTIN = {
         "orb": "vslam_features.features.orb:Orb",
         "xfeat": "vslam_features.features.learned:XFeat",
         "aliked": "vslam_features.features.learned:Aliked",
+        "flexglue": "vslam_features.features.dense:FlexGlue",
     },
     "matcher": {
         "nearest": "vslam_features.matching.nearest:Nearest",
         "lighterglue": "vslam_features.matching.learned:LighterGlue",
         "lightglue": "vslam_features.matching.learned:LightGlue",
+        "flexglue": "vslam_features.matching.flexglue:FlexGlue",
     },
     "global": {
         "vlad": "vslam_features.retrieval.vlad:Vlad",

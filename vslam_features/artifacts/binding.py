@@ -6,6 +6,7 @@ length 1 in front, scalars as (1,), float16, int32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -97,6 +98,17 @@ class Binding:
             return True
         shape = self.inputs["descriptors0"].shape if "descriptors0" in self.inputs else None
         return shape is not None and (len(shape) == 4 or (len(shape) == 3 and shape[0] not in (1, None)))
+
+    @property
+    def map_shape(self) -> tuple[int, int, int] | None:
+        """(C, h, w) of the maps that a matcher takes, None where the file does not fix it."""
+        shape, layout = self.inputs["descriptors0"].shape, self.card.layouts.get("descriptors0", "chw")
+        if shape is None or None in shape[-LAYOUTS[layout].file_rank :]:
+            return None
+        if layout == "tokens":
+            rows = next(n for n in range(math.isqrt(shape[-2]), 0, -1) if shape[-2] % n == 0)
+            return (shape[-1], rows, shape[-2] // rows)
+        return (shape[-1], *shape[-3:-1]) if layout == "hwc" else tuple(shape[-3:])
 
     def channels(self, name: str) -> int | None:
         """Length of one descriptor of an input or output, None where the file does not fix it."""

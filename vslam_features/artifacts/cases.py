@@ -79,7 +79,7 @@ def image_cases(
         images = tuple(read_image(f) for f in files[i : i + 2])
         name = f"{files[i].stem} {files[i + 1].stem}"
         if card.role == "matcher":
-            cases.append(Case(name, (_matching([(*extract(image), image.shape[1::-1]) for image in images]),)))
+            cases.append(Case(name, (matching([(*extract(image), image.shape[1::-1]) for image in images]),)))
         else:
             cases.append(Case(name, _image_runs(card, images, max_keypoints)))
     return cases
@@ -126,7 +126,8 @@ def _image_runs(card: ModelCard, images, max_keypoints: int) -> tuple[Tensors, .
     return tuple({"image": card.preprocessing.apply(image), **extra} for image in images)
 
 
-def _matching(sides) -> Tensors:
+def matching(sides) -> Tensors:
+    """A matcher's inputs of (keypoints, descriptors, (width, height)) of both images."""
     inputs = {}
     for i, (keypoints, descriptors, size) in enumerate(sides):
         inputs[f"keypoints{i}"] = np.ascontiguousarray(keypoints, np.float32)
@@ -146,7 +147,7 @@ def _golden_features(name: str) -> dict[str, Tensors]:
         return {}
     sizes = {p.name: [image.shape[1::-1] for image in p.images] for p in golden.pairs()}
     return {
-        pair: _matching([(view["keypoints"], view["descriptors"], size) for view, size in zip(views, sizes[pair])])
+        pair: matching([(view["keypoints"], view["descriptors"], size) for view, size in zip(views, sizes[pair])])
         for pair, views in found.outputs.items()
     }
 
@@ -170,4 +171,4 @@ def _seeded_matching(seed: int, dim: int) -> Case:
         descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True)
         order = rng.permutation(len(keypoints))
         sides.append((keypoints[order], descriptors[order].astype(np.float16), (width, height)))
-    return Case(f"seeded-{seed}", (_matching(sides),))
+    return Case(f"seeded-{seed}", (matching(sides),))

@@ -10,8 +10,9 @@ import numpy as np
 
 from .card import ModelCard
 from .compare_keypoints import compare_keypoints
+from .compare_maps import compare_maps
 from .comparison import EVIDENCE, PAIR_FACTOR, Comparison, Limits, check_counts, figures_of, non_finite, row_cosine
-from .contract import breaches
+from .contract import are_maps, breaches
 from .stop_contract import NOT_RUN
 from .stop_rule import limits_of_run
 
@@ -38,7 +39,9 @@ def compare(card: ModelCard, runs, expected, got, limits: Limits) -> Comparison:
         values = sum(v.size for outputs in got for v in outputs.values())
         result.problems.append(f"{result.nan} of {values} values are NaN or infinite")
         return result
-    if role == "features":
+    if role == "features" and are_maps(expected[0]):
+        compare_maps(result, expected, got, limits)
+    elif role == "features":
         compare_keypoints(result, expected, got, limits)
     elif role == "matcher":
         if _went_as_far(result, limits_of_run(card, runs[0]), card.early_stop_layers, expected[0], got[0], limits):

@@ -27,12 +27,15 @@ class FeatureExtractor(ABC):
     Attributes:
         runtime: what computes it, for people.
         default_matcher: the matcher plug-in that suits these features.
-        descriptor_length: D of the descriptors that a matcher gets, None where nobody knows before the first image.
+        dense: descriptors are a map (C, h, w) of the image, at whatever place its keypoints lie.
+        descriptor_length: D (or C) of the descriptors that a matcher gets, None where nobody knows before the first
+            image.
     """
 
     runtime = "opencv"
     default_matcher = "nearest"
     descriptor_length: int | None = None
+    dense = False
 
     @dataclass(frozen=True)
     class Options:

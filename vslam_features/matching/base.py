@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError, IdentityError
+from ..errors import DataError, IdentityError, PluginError
 from ..models import Models
 from ..types import Features, ModelIdentity, Status
 
@@ -42,6 +42,8 @@ class Matcher(ABC):
     """Finds correspondences between two sets of features of one model identity."""
 
     runtime = "numpy"
+    dense = False
+    """True where it takes a map (C, h, w) of each image in place of a descriptor a keypoint."""
     loop_inliers, loop_share = 20, 0.0
     """What look-alike places do not reach: fewer inliers verify no loop; without poses, nor do those on a smaller share
     of the keypoints."""
@@ -88,6 +90,29 @@ def require_same_model(features0: Features, features1: Features) -> None:
             f"features of different models cannot be matched: {features0.model} and {features1.model}; "
             "extract both images with the same model"
         )
+
+
+def require_kind(matcher: Matcher, matcher_name: str, dense: bool, features_name: str) -> None:
+    """Raises PluginError where the features are maps and the matcher takes none, or the other way round.
+
+    Args:
+        dense: whether the features are maps. matcher_name, features_name: of the plug-ins.
+    """
+    if matcher.dense == dense:
+        return
+    have, takes = ("a dense map", "a descriptor a keypoint") if dense else ("a descriptor a keypoint", "a dense map")
+    raise PluginError(
+        f"features '{features_name}' have {have}, matcher '{matcher_name}' takes {takes}: set matcher.name or "
+        f"features.name to one that suits the other{', e.g. matcher.name to flexglue' if dense else ''}"
+    )
+
+
+def as_map(features: Features) -> np.ndarray:
+    """The dense map (C, h, w) f32; stored fp16 is widened. Raises DataError where there is none."""
+    d = features.descriptors
+    if d.ndim != 3:
+        raise DataError(f"{features.model} has descriptors {d.shape}; this method needs a dense map (C, h, w)")
+    return d.astype(np.float32, copy=False)
 
 
 def as_vectors(features: Features) -> np.ndarray:

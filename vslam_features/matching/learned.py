@@ -10,7 +10,7 @@ import numpy as np
 from ..artifacts.stop_contract import NOT_RUN
 from ..artifacts.stop_rule import NEVER, limits_of_run
 from ..engine import Answer
-from ..errors import ConfigError, PluginError
+from ..errors import ConfigError, ModelFileError, PluginError
 from ..options import option
 from ..types import Features, ModelIdentity, Status
 from .base import Correspondences, Matcher, as_vectors
@@ -44,6 +44,13 @@ def decay_option(default: float):
     )
 
 
+_OF_OTHER_KIND = {
+    False: "{}: takes dense maps: set matcher.name to 'flexglue'",
+    True: "{}: takes a descriptor a keypoint, no dense map: set matcher.name to 'lighterglue' or 'lightglue', or say "
+    "in 'layouts' of its card how it takes maps (descriptors0: chw, hwc or tokens)",
+}
+
+
 class LearnedMatcher(Matcher):
     """Matches by a model: keypoints, descriptors and image sizes of both sides to ``matches0`` and ``mscores0``.
 
@@ -58,10 +65,14 @@ class LearnedMatcher(Matcher):
     model cannot do.
     """
 
+    _descriptors = staticmethod(as_vectors)
+
     def __init__(self, options, models=None):
         super().__init__(options, models)
         self.engine = self.models.open("matcher", self.options.model)
         self.engine.require((*_INPUTS, *NEVER), ("matches0", "mscores0"))
+        if self.engine.binding.dense != self.dense:
+            raise ModelFileError(_OF_OTHER_KIND[self.dense].format(self.engine.model.path))
         able = {name: np.array(self._able(name), np.float32) for name in NEVER}
         self._least = able["min_covisibility"]
         self._stop = {name: value for name, value in able.items() if name in self.engine.binding.inputs}
@@ -94,8 +105,7 @@ class LearnedMatcher(Matcher):
                 f"matcher {card.name} matches features of {takes}, got {features_model.name}: "
                 "set matcher.name to 'nearest' or features.name to what it takes"
             )
-        spec = self.engine.session.inputs[card.inputs.get("descriptors0", "descriptors0")]
-        length = spec.shape[-1] if spec.shape else None
+        length = self.engine.binding.channels("descriptors0")
         if length is not None and descriptor_length is not None and length != descriptor_length:
             raise PluginError(
                 f"matcher {card.name} takes descriptors of length {length}, {features_model.name} has "
@@ -136,7 +146,7 @@ class LearnedMatcher(Matcher):
         inputs = {}
         for i, features in enumerate(sides):
             inputs[f"keypoints{i}"] = features.keypoints
-            inputs[f"descriptors{i}"] = as_vectors(features)
+            inputs[f"descriptors{i}"] = self._descriptors(features)
             inputs[f"image_size{i}"] = np.array(features.image_size, np.float32)
         return inputs
 
