@@ -22,6 +22,7 @@ from vslam_features.models import Models
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
+ir = pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("safetensors")
@@ -258,7 +259,7 @@ def _one_initialiser_off(export):
         graph = export(*args, **options)
         name = next(n for n in graph.graph.initializers if n.endswith("linear.bias"))
         value = graph.graph.initializers[name]
-        value.const_value = recipe.ir.tensor(value.const_value.numpy() + np.float32(0.01), name=name)
+        value.const_value = ir.tensor(value.const_value.numpy() + np.float32(0.01), name=name)
         return graph
 
     return wrong
@@ -268,7 +269,7 @@ def _not_typed(export):
     def wrong(*args, **options):
         graph = export(*args, **options)
         node = next(n for n in graph.graph if n.op_type == "Softmax")
-        node.outputs[0].type = recipe.ir.TensorType(recipe.ir.DataType.INT64)
+        node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
         return graph
 
     return wrong
@@ -277,9 +278,9 @@ def _not_typed(export):
 def _half_off(to_half):
     def wrong(*args):
         half = to_half(*args)
-        values = (v for v in half.model.graph.initializers.values() if v.dtype == recipe.ir.DataType.FLOAT16)
+        values = (v for v in half.model.graph.initializers.values() if v.dtype == ir.DataType.FLOAT16)
         value = max(values, key=lambda v: v.const_value.size)
-        value.const_value = recipe.ir.tensor(value.const_value.numpy() * np.float16(1.5), name=value.name)
+        value.const_value = ir.tensor(value.const_value.numpy() * np.float16(1.5), name=value.name)
         return half
 
     return wrong

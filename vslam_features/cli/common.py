@@ -30,6 +30,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def layer_numbers(text: str) -> list[int]:
+    """The type of an argument that lists layers, ``2,4,6,8``."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected layers as 2,4,6,8, got '{text}'") from None
+
+
 def load_config(args) -> tuple[Config, frozenset[str]]:
     """The configuration and the dotted names that were given on purpose. Raises ConfigError."""
     config, given = Config(), {}

@@ -9,25 +9,34 @@ import time
 from pathlib import Path
 
 from ..errors import ConfigError, PluginError
+from .common import layer_numbers
 
 HELP = "export a network from its PyTorch weights to ONNX, fp32 and fp16, and check the files"
 EXAMPLE = """vslam-features models export megaloc --weights model.safetensors --images my_images/
-         vslam-features models export megaloc --tiny"""
-MODELS = ("megaloc",)
+         vslam-features models export flexglue --tiny --early-stop-layers 2,4,6,8"""
+MODELS = ("megaloc", "flexglue")
 
 
 def add_arguments(parser) -> None:
     """Register the options."""
-    parser.add_argument("model", metavar="MODEL", choices=MODELS, help="megaloc")
-    parser.add_argument("--weights", type=Path, metavar="FILE", help="the published weights, .safetensors or .pth")
+    parser.add_argument("model", metavar="MODEL", choices=MODELS, help=", ".join(MODELS))
+    parser.add_argument("--weights", type=Path, metavar="FILE",
+                        help="weights, .safetensors or .pth: of megaloc the published ones; of flexglue those of the "
+                             "network of this package, which the FlexGlue release does not fit")  # fmt: skip
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE|DIR",
-                        help="pictures for the self-check (default: four that ship)")  # fmt: skip
+                        help="pictures for the self-check; flexglue: two a pair (default: four that ship)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the files go (default: the cache)")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--tiny", action="store_true", help="a small network for tests; random unless --weights")
+    kind.add_argument("--tiny", action="store_true",
+                      help="a small network for tests; without --weights megaloc's are random, with flexglue's "
+                           "pictures that overlap match")  # fmt: skip
     kind.add_argument("--random", action="store_true",
                       help="random weights of the full size: to time a machine, of no use for places")  # fmt: skip
-    parser.add_argument("--raw", action="store_true", help="compare the graphs with and without rewrites; keep no file")
+    parser.add_argument("--early-stop-layers", type=layer_numbers, default=[], metavar="K,K,...",
+                        help="flexglue: also a matcher that stops after these layers, from 1")  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="flexglue: check layer 1 too, whose score says too little")
+    parser.add_argument("--raw", action="store_true",
+                        help="megaloc: compare the graphs with and without rewrites; keep no file")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -37,21 +46,38 @@ def run(args) -> int:
         raise ConfigError("--random makes the weights: leave --weights out")
     if args.raw and (args.out or args.images):
         raise ConfigError("--raw compares graphs and keeps no file: leave --out and --images out")
+    if args.raw and args.model != "megaloc":
+        raise ConfigError(f"--raw: there is one graph of {args.model} only")
+    if (args.early_stop_layers or args.force) and args.model != "flexglue":
+        raise ConfigError(f"--early-stop-layers and --force: {args.model} is no matcher")
     if not (args.weights or args.tiny or args.random):
-        from ..artifacts.catalogue import find_entry
-
-        raise ConfigError(
-            f"--weights FILE is missing: {find_entry(args.model).how_to_get()}; --tiny and --random need none"
-        )
+        raise ConfigError(f"--weights FILE is missing: {_how_to_get(args.model)}; --tiny and --random need none")
     try:
-        from ..export import recipe
-        from ..export.graph_table import graph_table
+        from ..export.placement import Exported  # noqa: F401
     except ImportError as error:
         raise PluginError(
             f"exporting needs torch and its ONNX exporter ({error}): pip install 'vslam_features[export]', or export "
             "on another machine and copy its folder of models here"
         ) from error
-    source, steps = recipe.Source(args.weights, args.tiny), _Steps()
+    return (_megaloc if args.model == "megaloc" else _flexglue)(args, _Steps())
+
+
+def _how_to_get(model: str) -> str:
+    if model == "flexglue":
+        return (
+            "a state dict of vslam_features.networks.flexglue.FlexGlue (weights of the FlexGlue release do not fit, "
+            "its ONNX files are used as they are: docs/flexglue.md)"
+        )
+    from ..artifacts.catalogue import find_entry
+
+    return find_entry(model).how_to_get()
+
+
+def _megaloc(args, steps) -> int:
+    from ..export import recipe
+    from ..export.graph_table import graph_table
+
+    source = recipe.Source(args.weights, args.tiny)
     if args.raw:
         facts = recipe.compare_raw(source, steps, args.debug)
         result = {"graphs": {title: vars(f) for title, f in facts.items()}, **steps.figures()}
@@ -61,15 +87,44 @@ def run(args) -> int:
     for note in _notes(made.card, source):
         print(note, file=sys.stderr)
     if args.json:
-        print(json.dumps(_result(made, steps), allow_nan=False))
+        print(json.dumps(_result(made) | steps.figures(), allow_nan=False))
         return 0
+    _print(made)
+    _print_passed(steps)
+    return 0
+
+
+def _flexglue(args, steps) -> int:
+    from ..export.flexglue import Source, export_flexglue
+
+    source = Source(args.weights, args.tiny)
+    layers = tuple(args.early_stop_layers)
+    made = export_flexglue(source, layers, args.images, args.out, steps, args.debug, args.force)
+    if source.weights is None:
+        print(f"{source.name()}: {made[0].card.version}: made, not trained, of no use for places", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"models": [_result(one) for one in made], **steps.figures()}, allow_nan=False))
+        return 0
+    for one in made:
+        print(f"-- {one.card.name}")
+        _print(one)
+        print()
+    _print_passed(steps)
+    return 0
+
+
+def _print(made) -> None:
+    from ..export.graph_table import graph_table
+
     print(graph_table(made.graphs))
     print(f"\n{_half(made.half)}\n\nself-check\n{made.check.table()}\n")
     for path in made.files.values():
         print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def _print_passed(steps) -> None:
     figures = steps.figures()
     print(f"PASSED in {figures['seconds']:.0f} s, {figures['peak_mb'] / 1e3:.1f} GB of memory at most")
-    return 0
 
 
 class _Steps:
@@ -100,7 +155,7 @@ def _notes(card, source) -> list[str]:
     return []
 
 
-def _result(made, steps) -> dict:
+def _result(made) -> dict:
     return {
         "name": made.card.name,
         "files": {p: str(path) for p, path in made.files.items()},
@@ -108,5 +163,4 @@ def _result(made, steps) -> dict:
         "graphs": {p: vars(facts) for p, facts in made.graphs.items()},
         "fp16": {n: getattr(made.half, n) for n in ("blocked", "casts", "wide", "below_range")},
         "self_check": made.check.to_dict(),
-        **steps.figures(),
     }

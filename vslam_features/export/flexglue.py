@@ -17,8 +17,7 @@ import torch
 
 from ..artifacts.cache import sha256_of, staging
 from ..artifacts.card import ModelCard
-from ..errors import ConfigError
-from ..graph.early_stop import add_early_stop
+from ..graph.early_stop import add_early_stop, check_layers
 from ..graph.fp16 import to_half
 from ..graph.rules import Rule, back_to, by_op, downstream_of, downstream_of_last, union
 from ..networks.flexglue import FLEXGLUE, FLEXGLUE_TINY, FlexGlue
@@ -135,9 +134,9 @@ def export_flexglue(
         run = _Run(scratch, folder, progress)
         progress("loading the weights" if source.weights else "making weights")
         network = source.network()
-        count = network.config.layers
-        if early_stop_layers and not set(early_stop_layers) <= set(range(1, count)):
-            raise ConfigError(f"--early-stop-layers: {list(early_stop_layers)}, expected some of 1 to {count - 1}")
+        if early_stop_layers:
+            count = network.config.layers
+            check_layers(range(1, count), early_stop_layers, count, force)
         cards = source.cards(network)
         _export_encoder(run, network, cards[0], shown, debug)
         progress("matching in torch")

@@ -18,7 +18,7 @@ What a runtime needs to know:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -98,7 +98,7 @@ def add_early_stop(
         ModelFileError: the graph stops early already, has a name that is added, is of an opset before 12, or cannot be
             split.
     """
-    _check_layers(scores, layers, num_layers, force)
+    check_layers(scores, layers, num_layers, force)
     model = model.clone()
     ShapeInferencePass()(model)
     graph = model.graph
@@ -138,7 +138,8 @@ def add_early_stop(
     return EarlyStop(model, stages)
 
 
-def _check_layers(scores: Mapping[int, str], layers: Sequence[int], num_layers: int, force: bool) -> None:
+def check_layers(scores: Collection[int], layers: Sequence[int], num_layers: int, force: bool) -> None:
+    """Raises ConfigError unless ``layers`` ascend and have scores; ``scores``: the layers that have."""
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1 or layers[-1] >= num_layers:
         raise ConfigError(f"early stop: layers are {list(layers)}, expected ascending ones from 1 to {num_layers - 1}")
     missing = [layer for layer in layers if layer not in scores]
