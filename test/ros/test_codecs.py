@@ -145,6 +145,7 @@ def test_tables_of_core_types():
     assert table["status"].tolist() == [0, 5] and table["kind"].tolist() == [1, 0]
     assert table["num_matches"].tolist() == [2, 0] and table["num_inliers"].tolist() == [1, 0]
     assert table["covisibility"][0] == 0.75 and np.isnan(table["covisibility"][1])
+    assert table["stopped_after_layer"].tolist() == [2, 0]
     assert [table[n][0] for n in ("qx", "qy", "qz", "qw", "tz")] == [1, 0, 0, 0, 1]
     assert np.isnan([table[n][1] for n in ("qx", "qy", "qz", "qw", "tx", "ty", "tz")]).all()
 

@@ -29,12 +29,13 @@ from vslam_features.ros.poses import InterpolatedPoses
 from vslam_features.ros.slot import Slot
 from vslam_features.ros.statistics import Statistics
 from vslam_features.running_map import MapStatus
+from vslam_features.types import Loops, Matches, PairKind, PairResult, Status
 
 MS = 1_000_000
 
 
 class Bench:
-    """Diagnostics of a node without a node; ``said(part)`` is the level and text of the last second."""
+    """Diagnostics of a node without a node. ``said(part)``: level and text of the last second; sets ``values``."""
 
     def __init__(self):
         self.statistics, self.now = Statistics(), 0.0
@@ -51,6 +52,7 @@ class Bench:
     def said(self, part):
         message = self._diagnostics.message(Time(), "active", self.pairing, self.pipeline, self.inputs)
         status = next(s for s in message.status if s.name == f"frontend: {part}")
+        self.values = {v.key: v.value for v in status.values}
         return status.level, status.message
 
 
@@ -129,6 +131,18 @@ def test_poses_of_a_body_are_told(domain, pose_of, child, text):
     inputs.destroy()
     node.destroy_node()
     context.try_shutdown()
+
+
+def test_rejected_pairs_are_counted_by_their_status():
+    b, keyframe = Bench(), None
+    statuses = [Status.STOPPED_EARLY] * 3 + [Status.NOT_COVISIBLE]
+    pairs = tuple(PairResult(PairKind.LOOP, 9, i, 0, Matches.empty(s)) for i, s in enumerate(statuses))
+    b.statistics.loops(Loops(keyframe, pairs=pairs))
+    b.statistics.loops(Loops(keyframe, pairs=pairs[:1]))
+    assert b.said("verify") == (OK, "not used yet")  # rejections of loop candidates are nothing to worry about
+    assert (b.values["status.stopped_early"], b.values["status.not_covisible"]) == ("4", "1")
+    b.said("match")
+    assert "status.stopped_early" not in b.values
 
 
 def test_a_fault_in_any_stage_is_told():
