@@ -10,6 +10,7 @@ import pytest
 from matcher_graph import Matcher
 
 from vslam_features.graph.early_stop import add_early_stop
+from vslam_features.runtimes.ov import shared_core
 
 DECAYS, THRESHOLDS = (0, 0.2, 0.5, 1), (0, 0.3, 0.6, 0.8, 0.95)
 SHIPPED, EVERY, ONE = (2, 4, 6, 8), tuple(range(1, 9)), (4,)
@@ -55,8 +56,8 @@ def ort_session(model, level="ORT_ENABLE_ALL", profile=None):
 
 
 def openvino_runner(model):
-    ov = pytest.importorskip("openvino")
-    core = ov.Core()
+    pytest.importorskip("openvino")
+    core = shared_core()
     compiled = core.compile_model(
         core.read_model(model.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
     )

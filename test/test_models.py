@@ -57,6 +57,7 @@ from vslam_features.reference import ModelFile, Reference
 from vslam_features.replay.scenes import make_scene
 from vslam_features.runtimes.base import LoadRequest
 from vslam_features.runtimes.ort import OnnxRuntime, cache_of
+from vslam_features.runtimes.ov import shared_core
 from vslam_features.types import Status
 
 with_tiny = pytest.mark.usefixtures("tiny")
@@ -425,7 +426,7 @@ def openvino_file(folder, precision="fp32"):
     """The tiny global model as OpenVINO's own files, with a card of a name that nobody knows."""
     openvino = pytest.importorskip("openvino")
     path = folder / "own.xml"
-    openvino.save_model(openvino.Core().read_model(str(model_path("tiny-global", "fp32"))), path)
+    openvino.save_model(shared_core().read_model(str(model_path("tiny-global", "fp32"))), path)
     values = read_card(model_path("tiny-global", "fp32")).to_dict() | {"name": "own", "source_sha256": ""}
     sidecar_path(path).write_text(yaml.safe_dump({**values, "precision": precision}))
     return path

@@ -19,6 +19,7 @@ from vslam_features.networks.deformable import deformed_taps  # noqa: E402
 from vslam_features.networks.dkd import detect, suppress  # noqa: E402
 from vslam_features.networks.layers import finish  # noqa: E402
 from vslam_features.networks.sddh import Pyramid  # noqa: E402
+from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
 SMALL = aliked.AlikedSizes(channels=(4, 8, 8, 16), dim=16, positions=4)
 OUTPUTS = ("keypoints", "scores", "descriptors")
@@ -133,9 +134,9 @@ def test_standard_operators_only(model):
 
 
 def test_openvino_agrees(model, extract):
-    openvino = pytest.importorskip("openvino")
-    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    compiled = openvino.Core().compile_model(openvino.Core().read_model(model.SerializeToString()), "CPU", hints)
+    pytest.importorskip("openvino")
+    core, hints = shared_core(), {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", hints)
     for image in (textured(101, 67), textured(32, 32, 1), textured(1, 1)):
         theirs = compiled({"image": image, "max_keypoints": np.array([200])})
         theirs = [theirs[name] for name in OUTPUTS]

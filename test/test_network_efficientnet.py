@@ -13,6 +13,7 @@ from spox import Tensor, argument  # noqa: E402
 
 from vslam_features.networks import efficientnet as net  # noqa: E402
 from vslam_features.networks.layers import Layers, finish  # noqa: E402
+from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +231,8 @@ def test_one_position_is_enough(pooled):
 
 @pytest.mark.parametrize("height, width", [(256, 320), (101, 75)])
 def test_openvino_equals_onnx_runtime(model, describe, height, width):
-    ov = pytest.importorskip("openvino")
-    core = ov.Core()
+    pytest.importorskip("openvino")
+    core = shared_core()
     compiled = core.compile_model(
         core.read_model(model.SerializeToString()),
         "CPU",

@@ -13,6 +13,7 @@ pytest.importorskip("spox")
 
 from vslam_features.networks import lightglue  # noqa: E402
 from vslam_features.networks.lightglue import LIGHTERGLUE, LIGHTGLUE_ALIKED, LightGlueSizes  # noqa: E402
+from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
 OUTPUTS = ["matches0", "mscores0"]
 ONE_HEAD = LightGlueSizes(input_dim=8, dim=16, heads=1, layers=2)
@@ -228,8 +229,8 @@ def test_logits_of_hundreds_stay_finite_and_exact(weights, sizes):
 
 
 def test_openvino_equals_onnxruntime(model, match, sizes):
-    openvino = pytest.importorskip("openvino")
-    core = openvino.Core()
+    pytest.importorskip("openvino")
+    core = shared_core()
     compiled = core.compile_model(
         core.read_model(model.SerializeToString()),
         "CPU",

@@ -10,6 +10,7 @@ ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
 from vslam_features.networks import xfeat  # noqa: E402
+from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
 OUTPUTS = ["keypoints", "scores", "descriptors"]
 
@@ -264,9 +265,9 @@ def test_fp16_is_close(weights, extract):
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (31, 33), (97, 130), (64, 96)])
 def test_openvino_agrees(model, extract, height, width):
-    openvino = pytest.importorskip("openvino")
-    source = openvino.Core().read_model(model.SerializeToString())
-    compiled = openvino.compile_model(source, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
+    pytest.importorskip("openvino")
+    core, hints = shared_core(), {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", hints)
     image = picture(height, width)
     result = compiled({"image": image, "max_keypoints": np.array([3000])})
     a, b = points(extract(image, 3000)), points([result[name] for name in OUTPUTS])

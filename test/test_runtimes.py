@@ -36,7 +36,7 @@ from vslam_features.runtimes.base import LoadRequest, all_finite, reason
 from vslam_features.runtimes.digest import input_digest
 from vslam_features.runtimes.fake import Calls, Fake
 from vslam_features.runtimes.ort import OnnxRuntime, cache_of
-from vslam_features.runtimes.ov import OpenVino
+from vslam_features.runtimes.ov import OpenVino, shared_core
 from vslam_features.runtimes.providers import provider_chain
 
 ONE = LoadRequest(threads=1)
@@ -424,7 +424,7 @@ def test_settings_of_cuda_and_tensorrt():
 
 
 def test_openvino_without_a_gpu(openvino, scale):
-    if any(d.startswith("GPU") for d in openvino.Core().available_devices):
+    if any(d.startswith("GPU") for d in shared_core().available_devices):
         pytest.skip("openvino has a GPU here")
     with pytest.raises(RuntimeMissingError, match="'gpu'.*this machine has CPU"):
         OpenVino().load(scale, LoadRequest("gpu", threads=1))
@@ -609,7 +609,7 @@ def test_openvino_needs_a_name_for_each_tensor(openvino, tmp_path):
 
 
 def test_openvino_reads_its_own_format(openvino, scale, tmp_path):
-    openvino.save_model(openvino.Core().read_model(str(scale)), str(tmp_path / "scale.xml"), compress_to_fp16=False)
+    openvino.save_model(shared_core().read_model(str(scale)), str(tmp_path / "scale.xml"), compress_to_fp16=False)
     session = OpenVino().load(tmp_path / "scale.xml", ONE)
     assert list(session.outputs) == ["y", "size", "larger", "sum"] and session.run(scaled())["sum"] == 42
 
@@ -672,6 +672,29 @@ def test_sessions_free_their_library_objects(runtime, folder):
     alive = weakref.ref(library)
     del library, session  # without a garbage collection: no circle holds it
     assert alive() is None
+
+
+SIGNAL = """
+import signal
+import numpy as np
+from vslam_features import registry
+from vslam_features.runtimes.base import LoadRequest
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+sessions = [registry.get("runtime", {name!r})().load({path!r}, LoadRequest(threads=1)) for _ in range(3)]
+while sessions:
+    sessions.pop(0)  # the oldest first
+signal.raise_signal(signal.SIGTERM)
+print("alive", flush=True)
+"""
+
+
+@REAL
+def test_signals_are_handled_after_sessions_ended_in_the_order_they_began(runtime, folder):
+    """Of several cores OpenVINO's CPU plug-in leaves a thread with a signal stack whose memory is gone."""
+    path = attention(folder / f"signal_{runtime.__name__}.onnx")
+    program = SIGNAL.format(name="onnxruntime" if runtime is OnnxRuntime else "openvino", path=str(path))
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (0, "handled\nalive\n"), result.stderr
 
 
 MEMORY = """

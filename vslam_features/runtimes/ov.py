@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _DTYPES = {
     **{f"{kind[0]}{bits}": np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
 _SINK = re.compile(r"/sink_port_\d+$")
+_cores: list = []  # none or the one of shared_core
+_making_core = threading.Lock()
 
 
 class OpenVino(Runtime):
@@ -49,7 +52,7 @@ class OpenVino(Runtime):
 
     def _load(self, path: Path, request: LoadRequest) -> Session:
         ov = _library(self.options.shape_cache)
-        core = ov.Core()
+        core = shared_core()
         there = core.available_devices
         wanted = _openvino_name(request.device, there)
         model = _read(core, path)
@@ -133,6 +136,22 @@ def _library(shape_cache: int):
             f"openvino cannot be imported ({error}); pip install 'vslam_features[openvino]'"
         ) from error
     return openvino
+
+
+def shared_core():
+    """The one ``openvino.Core`` of this process, which stays until the process ends.
+
+    The CPU plug-in of a core gives the thread that loads it another stack for signals, and unmaps it at its own end.
+    Where two cores do not end in the reverse of their order, or one ends in another thread, the thread is left with a
+    stack that is gone (seen in 2026.4 on Linux): its next signal that Python handles, as of Ctrl-C, is a segmentation
+    fault, of which ``faulthandler`` says nothing, for it has no stack either.
+    """
+    import openvino
+
+    with _making_core:  # by two threads at once there would be two
+        if not _cores:
+            _cores.append(openvino.Core())
+    return _cores[0]
 
 
 def _openvino_name(device: str, there: list[str]) -> str:
