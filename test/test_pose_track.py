@@ -99,8 +99,8 @@ def test_interpolation_stays_a_rotation_and_meets_its_ends(a, b, share):
     between = interpolate(first, second, share)
     np.testing.assert_allclose(between.R @ between.R.T, np.eye(3), atol=1e-9)
     np.testing.assert_allclose(interpolate(first, second, 0).R, first.R, atol=1e-9)
-    # Near half a turn Rodrigues' logarithm loses digits, hence the wider bound.
-    np.testing.assert_allclose(interpolate(first, second, 1).R, second.R, atol=1e-6)
+    # OpenCV's logarithm takes turns whose sine is under 1e-5 for none, and loses digits near half a turn.
+    np.testing.assert_allclose(interpolate(first, second, 1).R, second.R, atol=1.1e-5)
 
 
 def test_quaternions_follow_ros_order_and_are_normalised():
