@@ -109,10 +109,17 @@ def lying(matcher: LearnedMatcher, lie, own=None, **more) -> LearnedMatcher:
 # -- what is right -------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory) -> Opened:
+    """The model that stops early, for matchers of any options."""
+    folder = tmp_path_factory.mktemp("glue")
+    return Opened(engine(save(early_stop_model(), CARD, folder / "glue.onnx"), folder / "incidents"))
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("least", [0.0, 0.3, 0.6, 0.8, 0.95])
-def test_the_plug_in_says_what_the_rule_says(least, decay, tmp_path):
-    matcher, seen = matcher_of(tmp_path, least=least, decay=decay), set()
+def test_the_plug_in_says_what_the_rule_says(least, decay, opened):
+    matcher, seen = LighterGlue(LighterGlue.Options("any", 0.0, least, decay), opened), set()
     for seed, (m, n) in enumerate([(40, 30), (17, 50), (1, 1), (64, 64), (5, 90), (33, 32)]):
         pair, (a, b) = sides(m, n, seed)
         matches, _, covisibility, stopped, scores = NETWORK.match(pair, np.float32(least), np.float32(decay), CHECKED)
