@@ -156,11 +156,12 @@ def _from_unit(points: Var) -> Var:
 
 
 def renamed(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
-    """The same graph with other names of its inputs and outputs, and of all that is between them."""
+    """The same graph with other names of these inputs and outputs, and of all that is between them."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     graph = model.graph
     values = {v for n in graph.node for v in (*n.input, *n.output) if v} | {t.name for t in graph.initializer}
-    told = {v: f"t{i}" for i, v in enumerate(sorted(values))} | names
+    own = {t.name: t.name for t in (*graph.input, *graph.output)}
+    told = {v: f"t{i}" for i, v in enumerate(sorted(values))} | own | names
     for node in graph.node:
         node.input[:] = [told.get(v, v) for v in node.input]
         node.output[:] = [told.get(v, v) for v in node.output]
