@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from ..errors import BackendError, ConfigError, DataError, ModelFileError, PluginError, RuntimeMissingError
+from ..errors import ConfigError, DataError, ModelError, ModelFileError, PluginError
+from .common import layer_numbers
 
 HELP = "change the graph of a model file: early-stop"
 EXAMPLE = "vslam-features models patch early-stop matcher.onnx --layers 2,4,6,8"
@@ -32,7 +33,7 @@ def add_arguments(parser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _common(patch)
-    patch.add_argument("--layers", required=True, type=_numbers, metavar="K,K,...", help="layers to check, from 1")
+    patch.add_argument("--layers", required=True, type=layer_numbers, metavar="K,K,...", help="layers to check, from 1")
     patch.add_argument(
         "--num-layers", type=int, metavar="L", help="layers of the matcher (default: what its card says)"
     )
@@ -127,14 +128,15 @@ def _keypoints(source) -> tuple[str, int] | None:
 
 
 def _times(source, staged: Path, card):
-    """None, and the reason on stderr, where the file cannot be run here: it was proved to be valid all the same."""
-    from .model_patch_times import stop_times
+    """None, with the reason on stderr, where the plain file cannot be run here: the other is proved to be valid."""
+    from .model_patch_times import PlainRun, stop_times
 
     try:
-        return stop_times(source.path, staged, card, source.card)
-    except (RuntimeMissingError, BackendError, DataError, ModelFileError) as error:
+        plain = PlainRun.of(source.path, source.card)
+    except (ModelError, DataError) as error:
         print(f"warning: not timed, and not compared with the plain matcher: {error}", file=sys.stderr)
         return None
+    return stop_times(plain, staged, card)
 
 
 def _print_early_stop(args, target: Path, card, done, plain_nodes: int, times) -> None:
@@ -193,13 +195,6 @@ def _target(model: str, path: Path, suffix: str) -> Path:
 
     folder = path.parent if Path(model).suffix in SUFFIXES else Path()
     return folder / f"{path.stem}_{suffix}.onnx"
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected layers as 2,4,6,8, got '{text}'") from None
 
 
 def _axis(text: str) -> tuple[str, int]:

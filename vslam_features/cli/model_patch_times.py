@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from .. import registry
+from ..artifacts.binding import Binding
 from ..artifacts.card import ModelCard
+from ..artifacts.cases import shipped_cases
 from ..errors import ExportError, ModelFileError
+from ..runtimes.base import LoadRequest, Session
 
 _ROUNDS = 7
 _CERTAIN, _UNLIKELY = 2.0, 1e-3  # a limit that no score reaches; how much less one must be before the layer that stops
@@ -19,8 +23,27 @@ _LARGEST = {np.float16: 6e4, np.float32: 1e30}  # values of min_covisibility tha
 
 
 @dataclass(frozen=True)
+class PlainRun:
+    """The matcher before it was patched, and a pair that ships: ``inputs`` and ``outputs`` by our tensor names."""
+
+    run: Callable[[dict], dict]
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, path: Path, card: ModelCard) -> PlainRun:
+        """Raises RuntimeMissingError: ONNX Runtime is not here; ModelError, DataError: the file does not run."""
+        binding = Binding(_load(path), card, str(path))
+        spec = binding.inputs.get("descriptors0")
+        if spec is None or not spec.shape:
+            raise ModelFileError(f"{path}: its input 'descriptors0' has no shape, so no pair can be made for it")
+        inputs = shipped_cases(card, spec.shape[-1] or 64)[0].runs[0]
+        return cls(binding.run, inputs, binding.run(inputs))
+
+
+@dataclass(frozen=True)
 class StopTimes:
-    """Medians of one pair, in ms.
+    """The shortest of several runs of one pair, in ms.
 
     Args:
         runtime: what ran it. keypoints: of each image; 0: it is not known.
@@ -35,42 +58,28 @@ class StopTimes:
     after_ms: dict[int, float | None]
 
 
-def stop_times(plain: Path, patched: Path, card: ModelCard, plain_card: ModelCard) -> StopTimes:
-    """Run both on a pair that ships, in turn; the patched one must find the matches of the plain one.
+def stop_times(plain: PlainRun, patched: Path, card: ModelCard) -> StopTimes:
+    """Run both in turn; the patched one must find what the plain one does where it does not stop.
 
     Args:
         card: of the patched file.
     Raises:
-        ExportError: it finds others, or does not stop where it is told to. BackendError, DataError: a run failed.
-        RuntimeMissingError: ONNX Runtime is not here. ModelFileError: the card does not fit the file.
+        ExportError: it does not, or it does not stop where it is told to. ModelError, DataError: it does not run.
     """
-    from .. import registry
-    from ..artifacts.binding import Binding
-    from ..artifacts.cases import shipped_cases
-    from ..runtimes.base import LoadRequest
-
-    runtime = registry.get("runtime", "onnxruntime")()
-    sessions = [runtime.load(path, LoadRequest()) for path in (plain, patched)]
-    whole, stopping = (Binding(s, c, str(plain)) for s, c in zip(sessions, (plain_card, card)))
-    spec = whole.inputs.get("descriptors0")
-    if spec is None or not spec.shape:
-        raise ModelFileError(f"{plain}: its input 'descriptors0' has no shape, so no pair can be made for it")
-    inputs = shipped_cases(plain_card, spec.shape[-1] or 64)[0].runs[0]
-    expected, got = whole.run(inputs), stopping.run(inputs)
-    _same(expected, got, card)
-    runs: dict[object, Callable[[], dict]] = {"plain": lambda: whole.run(inputs), 0: lambda: stopping.run(inputs)}
+    session, inputs = _load(patched), plain.inputs
+    stopping = Binding(session, card, str(patched))
+    _same(plain.outputs, stopping.run(inputs), card)
+    runs: dict[object, Callable[[], dict]] = {"plain": lambda: plain.run(inputs), 0: lambda: stopping.run(inputs)}
     dtype = stopping.inputs["min_covisibility"].dtype
     stopped = {}
     for layer in card.early_stop_layers:
-        forced = inputs | forced_stop(layer, card.layers, dtype)
-        runs[layer] = lambda given=forced: stopping.run(given)
+        runs[layer] = partial(stopping.run, inputs | forced_stop(layer, card.layers, dtype))
         stopped[layer] = int(runs[layer]()["stopped_after_layer"].flat[0])
         if not 0 < stopped[layer] <= layer or stopped[card.early_stop_layers[0]] != card.early_stop_layers[0]:
             raise ExportError(f"told to stop after layer {layer}, it stopped after {stopped[layer]} (0: it did not)")
-    times = _medians(runs)
+    times = _shortest(runs)
     after = {layer: times[layer] if stopped[layer] == layer else None for layer in card.early_stop_layers}
-    keypoints = len(inputs.get("keypoints0", ()))
-    return StopTimes(str(sessions[1].active), keypoints, times["plain"], times[0], after)
+    return StopTimes(str(session.active), len(inputs.get("keypoints0", ())), times["plain"], times[0], after)
 
 
 def forced_stop(layer: int, num_layers: int, dtype=np.float32) -> dict[str, np.ndarray]:
@@ -85,18 +94,22 @@ def forced_stop(layer: int, num_layers: int, dtype=np.float32) -> dict[str, np.n
     }
 
 
+def _load(path: Path) -> Session:
+    return registry.get("runtime", "onnxruntime")().load(path, LoadRequest())
+
+
 def _same(expected: dict, got: dict, card: ModelCard) -> None:
     """In half precision a CPU rounds elsewhere within branches: no two files have the same bits there."""
     if card.precision != "fp32":
         return
+    stop = int(got["stopped_after_layer"].flat[0])
     others = [n for n in expected if n in got and not np.array_equal(expected[n], got[n])]
-    if others or int(got["stopped_after_layer"].flat[0]):
-        stop = int(got["stopped_after_layer"].flat[0])
+    if stop or others:
         what = f"stops after layer {stop}" if stop else f"computes another '{others[0]}' than the plain one"
         raise ExportError(f"the patched matcher, told not to stop, {what}; nothing was written")
 
 
-def _medians(runs: dict, rounds: int = _ROUNDS) -> dict:
+def _shortest(runs: dict, rounds: int = _ROUNDS) -> dict:
     """In turn, so that what else the machine does meets all."""
     times = {name: [] for name in runs}
     for _ in range(rounds):
@@ -104,7 +117,7 @@ def _medians(runs: dict, rounds: int = _ROUNDS) -> dict:
             start = time.perf_counter()
             run()
             times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 def time_cells(times: StopTimes, layers: Sequence[int]) -> list[list[str]]:

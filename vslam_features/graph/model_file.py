@@ -20,16 +20,17 @@ MAX_PROTO_BYTES = 2**31 - 1  # of one protobuf message
 def read(path: Path) -> ir.Model:
     """The graph of a file, its weights in memory, those of external data files among them.
 
-    Raises ModelFileError where it is no ONNX file, is damaged, or data that it names are missing or too large for one
-    file.
+    Raises ModelFileError where it is no ONNX file, or not a valid one, or data that it names are missing.
     """
     if path.suffix != ".onnx":
         raise ModelFileError(f"{path}: only graphs of .onnx files can be changed; give the file that it was made from")
     require_kind(path, FileKind.ONNX)
+    if problem := _problem(path, types=False):  # which onnx cannot infer where they depend on external data
+        raise ModelFileError(f"{path} is not valid ONNX: {problem}")
     try:
         model = ir.load(path)
         return ir.external_data.load_to_model(model)
-    except (DecodeError, ValueError, TypeError, KeyError, OSError) as error:  # what onnx_ir raises at damaged graphs
+    except (DecodeError, RuntimeError, ValueError, TypeError, KeyError, OSError) as error:  # of onnx_ir at damage
         raise ModelFileError(f"{path}: the graph cannot be read: {first_line(error)}") from error
 
 
@@ -37,7 +38,7 @@ def write(model: ir.Model, path: Path) -> None:
     """Write a graph and prove the file: the full checker and strict type inference, both on what was written.
 
     Raises:
-        ExportError: it is over 2 GB, which one ONNX file cannot be, or the file is not valid. CacheError.
+        ExportError: it is over 2 GB, which one ONNX file cannot be, or is not valid. CacheError.
     """
     with writing(path.parent):
         _serialise(model, path)
@@ -64,22 +65,33 @@ def _serialise(model: ir.Model, path: Path) -> None:
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if size > MAX_PROTO_BYTES:
         raise ExportError(f"{path.name}: its weights take {size / 1e9:.1f} GB, one ONNX file has 2 GB at most")
-    proto = ir.to_proto(model)
+    try:
+        proto = ir.to_proto(model)
+    except RuntimeError as error:  # of onnx_ir, as at a name of a damaged file that is not UTF-8
+        raise ExportError(f"{path.name} cannot be written: {first_line(error)}") from error
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
-def _problem(path: Path) -> str:
-    """Why a file is not valid; empty where it is. By path, so that onnx reads it without a copy in Python."""
+def _problem(path: Path, types: bool = True) -> str:
+    """Why a file is not valid; empty where it is. By path, so that onnx reads it without a copy in Python.
+
+    Args:
+        types: infer types and shapes strictly, too.
+    """
+    strict = {"check_type": True, "strict_mode": True, "data_prop": True}
     try:
-        onnx.checker.check_model(str(path), full_check=True)
-        # The graph with inferred shapes is written somewhere in any case.
-        onnx.shape_inference.infer_shapes_path(str(path), os.devnull, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        onnx.checker.check_model(str(path), full_check=types)
+        if types:  # The graph with inferred shapes is written somewhere in any case.
+            onnx.shape_inference.infer_shapes_path(str(path), os.devnull, **strict)
+    # RuntimeError: what is no protobuf message; UnicodeDecodeError: of the bindings, at names that are not UTF-8.
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         return first_line(error)
     return ""
 
 
 def first_line(error: Exception) -> str:
-    """What a library said, without its trace."""
+    """What a library said first of all, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:400]

@@ -6,6 +6,7 @@ A patch is a function of a graph, such as :func:`~.early_stop.add_early_stop`; h
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -18,6 +19,8 @@ from ..artifacts.cache import adopt, staging
 from ..artifacts.card import METADATA_KEY, ModelCard, read_card, set_aside_sidecar
 from ..errors import ConfigError, ExportError, ModelFileError
 from . import model_file
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,5 +74,6 @@ def placing(source: Source, model: ir.Model, card: ModelCard, target: Path) -> I
         if read_card(staged) != card:
             raise ExportError(f"the card of {target.name} is not read back as it was written")
         yield staged
-        set_aside_sidecar(target)
+        if old := set_aside_sidecar(target):
+            logger.warning("%s: has its own card; the one beside it is now %s", target, old.name)
         adopt(staged, target)

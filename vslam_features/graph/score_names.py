@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
@@ -35,19 +36,33 @@ def find_scores(model: ir.Model, pattern: str, num_layers: int) -> dict[int, str
 
 
 def score_patterns(model: ir.Model) -> dict[str, list[int]]:
-    """Patterns that two values at least of one float have names of -> the numbers in them; the longest list first."""
+    """Patterns that two values at least of one float have names of -> the numbers in them.
+
+    First those whose numbers count from 0 or 1, the most of them before others.
+    """
     model = model.clone()
     ShapeInferencePass()(model)
     found = defaultdict(set)
     for value in (value for node in model.graph for value in node.outputs):
         one = value.shape is not None and all(size == 1 for size in value.shape)
         if one and value.name and value.dtype is not None and value.dtype.is_floating_point():
-            for number in set(re.findall(r"\d+", value.name)):
-                pattern = re.sub(rf"(?<!\d){number}(?!\d)", "{}", value.name)
-                found[pattern].add(int(number))
+            for pattern, number in _patterns(value.name):
+                found[pattern].add(number)
     several = {pattern: sorted(numbers) for pattern, numbers in found.items() if len(numbers) > 1}
-    several = dict(sorted(several.items(), key=lambda item: (-len(item[1]), len(item[0]), item[0])))
-    return {pattern.replace("{}", INDEX if 0 in numbers else LAYER): numbers for pattern, numbers in several.items()}
+    likely = sorted(several, key=lambda p: (not _counts(several[p]), -len(several[p]), len(p), p))
+    return {p.replace("{}", INDEX if 0 in several[p] else LAYER): several[p] for p in likely}
+
+
+def _patterns(name: str) -> Iterator[tuple[str, int]]:
+    """Patterns of a name, with ``{}`` for a number: one place of it, or all where there are several."""
+    places = list(re.finditer(r"\d+", name))
+    for number in {place[0] for place in places}:
+        equal = [place.span() for place in places if place[0] == number]
+        for chosen in [[span] for span in equal] + [equal] * (len(equal) > 1):
+            pattern = name
+            for start, end in reversed(chosen):
+                pattern = f"{pattern[:start]}{{}}{pattern[end:]}"
+            yield pattern, int(number)
 
 
 def _advice(model: ir.Model, most: int = 5) -> str:
@@ -60,5 +75,8 @@ def _advice(model: ir.Model, most: int = 5) -> str:
 
 
 def _brief(numbers: list[int]) -> str:
-    span = f"{numbers[0]} to {numbers[-1]}"
-    return span if numbers == list(range(numbers[0], numbers[-1] + 1)) else ", ".join(map(str, numbers))
+    return f"{numbers[0]} to {numbers[-1]}" if _counts(numbers) else ", ".join(map(str, numbers))
+
+
+def _counts(numbers: list[int]) -> bool:
+    return numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[-1] + 1))
