@@ -25,7 +25,7 @@ _GAINS = {
     ".out.weight": 0.5,
     "mlp.fc2.weight": 0.5,
     "readout.proj.weight": 2.0,
-    "pooled.weight": 6.0,
+    "pooled.weight": 3.0,
 }
 _PICTURES = 6  # seeded ones, on which constructed weights are fitted
 _STEEP = 12.0  # of the limit between tokens that find themselves and those that do not
