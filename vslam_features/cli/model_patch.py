@@ -170,9 +170,8 @@ def _print_early_stop(args, target: Path, card, done, plain_nodes: int, times) -
     print(_aligned([head, *rows]))
     if times:
         points = f", {times.keypoints} keypoints an image" if times.keypoints else ""
-        print(
-            f"times: one pair on {times.runtime}{points}, each stop forced; the matches are those of the plain matcher"
-        )
+        same = "; without one the results are those of the plain matcher" if card.precision == "fp32" else ""
+        print(f"times: one pair on {times.runtime}{points}, each stop forced{same}")
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
 
 

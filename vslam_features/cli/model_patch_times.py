@@ -14,7 +14,8 @@ from .. import registry
 from ..artifacts.binding import Binding
 from ..artifacts.card import ModelCard
 from ..artifacts.cases import shipped_cases
-from ..errors import ExportError, ModelFileError
+from ..artifacts.dense_cases import dense_cases
+from ..errors import ExportError
 from ..runtimes.base import LoadRequest, Session
 
 _ROUNDS = 7
@@ -34,10 +35,10 @@ class PlainRun:
     def of(cls, path: Path, card: ModelCard) -> PlainRun:
         """Raises RuntimeMissingError: ONNX Runtime is not here; ModelError, DataError: the file does not run."""
         binding = Binding(_load(path), card, str(path))
-        spec = binding.inputs.get("descriptors0")
-        if spec is None or not spec.shape:
-            raise ModelFileError(f"{path}: its input 'descriptors0' has no shape, so no pair can be made for it")
-        inputs = shipped_cases(card, spec.shape[-1] or 64)[0].runs[0]
+        binding.require()
+        dense, dim = binding.dense, binding.channels("descriptors0") or 64
+        cases = dense_cases(shape=binding.map_shape("descriptors0")) if dense else shipped_cases(card, dim)
+        inputs = cases[0].runs[0]
         return cls(binding.run, inputs, binding.run(inputs))
 
 
