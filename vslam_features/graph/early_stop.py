@@ -10,6 +10,8 @@ What a runtime needs to know:
 
 - A rejection has the shapes of the results it stands for. TensorRT before 10.11 takes no others.
 - CUDA graphs are refused for graphs with If.
+- Optimisers of runtimes had faults with Ifs within Ifs. Tested with ONNX Runtime 1.20, 1.27 and 1.32 at all levels, and
+  with OpenVINO 2026.4.
 - Offline optimisers that do not enter the branches of If come before this pass, and so does half precision
   (:func:`~.fp16.to_half`): strict type inference fails where the types within branches change afterwards.
 - Without a stop, float32 results are those of the plain graph bit for bit. In half precision ONNX Runtime's CPU, which
