@@ -43,7 +43,9 @@ DENSE = {
 
 def dense_config(**values) -> Config:
     """A front-end of these models; each frame is a keyframe."""
-    return Config.from_flat({**DENSE, **{name.replace("__", "."): value for name, value in values.items()}})
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    others = tuple(name.replace(".name", ".options") for name in given if name.endswith(".name"))
+    return Config.from_flat({n: v for n, v in DENSE.items() if not (others and n.startswith(others))} | given)
 
 
 def place_dense_models() -> None:

@@ -54,7 +54,7 @@ def binding_of(model: onnx.ModelProto, tmp_path, own: ModelCard) -> Binding:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> dict[str, np.ndarray]:
-    """A matcher's inputs of a shipped pair, as two images of different sizes: maps cover the image, whatever its size."""
+    """A matcher's inputs of a shipped pair, as if of two images of different sizes, which maps cover all the same."""
     run = Binding(session_of(map_model(), tmp_path_factory.mktemp("maps") / "maps.onnx"), FEATURES_CARD).run
     images = next(p.images for p in golden.pairs() if p.name == "room-step")
     inputs = {}
@@ -178,7 +178,7 @@ def test_a_file_of_another_form_gives_the_same_matches(form, pair, expected, tmp
     arguments, fields, exact = FORMS[form]
     binding = binding_of(map_matcher(**arguments), tmp_path, replace(MATCHER_CARD, **fields))
     binding.require()
-    assert binding.dense and binding.map_shape == MAP and binding.channels("descriptors0") == CHANNELS
+    assert binding.dense and binding.map_shape("descriptors0") == MAP and binding.channels("descriptors0") == CHANNELS
     same(binding.run(pair), expected, exact)
 
 
@@ -368,7 +368,7 @@ WRONG = {
         r"input 'descriptors0', our 'descriptors0', is float32 \(48, 48, 64\), expected 2 axes: .*'layouts'",
     ),
     "unknown layout": ({}, {"layouts": {"descriptors0": "nchw"}}, "layouts: descriptors0: 'nchw' is none of chw, hwc"),
-    "layout of nothing": ({}, {"layouts": {"descriptors": "hwc"}}, "layouts: no tensor is our 'descriptors', there are"),
+    "layout of nothing": ({}, {"layouts": {"descriptors": "hwc"}}, "no tensor is our 'descriptors', there are"),
     "layout of another kind": (
         {}, {"layouts": {"keypoints0": "hwc"}}, "layouts: keypoints0: 'hwc' is a layout of descriptors and image",
     ),

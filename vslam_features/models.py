@@ -131,11 +131,17 @@ class Models:
         if file.card.role != "matcher":
             return cases.shipped_cases(file.card)
         if binding.dense:
-            return dense_cases(self._describe(file.card.features_model), binding.map_shape)
+            return dense_cases(
+                self._describe(file, binding.map_shape("descriptors0")), binding.map_shape("descriptors0")
+            )
         return cases.shipped_cases(file.card, binding.channels("descriptors0") or 64)
 
-    def _describe(self, model: str) -> Describe | None:
-        """Maps of pictures by a features model on ONNX Runtime's CPU; None where it is not here."""
+    def _describe(self, matcher: ModelFile, takes: tuple[int, int, int] | None) -> Describe | None:
+        """Maps of pictures by a matcher's features model on ONNX Runtime's CPU; None where it is not here.
+
+        Raises ModelFileError where they are of another shape (C, h, w) than the matcher ``takes``.
+        """
+        model = matcher.card.features_model
         try:
             file = ModelFile.at(locate(model, "fp32"))
             session = file.load("onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads))
@@ -144,6 +150,9 @@ class Models:
         except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
             logger.info("seeded maps instead of those of '%s': %s", model, error)
             return None
+        gives = binding.map_shape("descriptors")
+        if takes and gives and takes != gives:
+            raise ModelFileError(f"{matcher.path}: takes maps {takes}, its features model {file.path} gives {gives}")
         return lambda image: binding.run({"image": file.card.preprocessing.apply(image)})["descriptors"]
 
     def _gate(self, file: ModelFile, session: Session, reference: Reference, chosen) -> ParityReport:

@@ -99,10 +99,9 @@ class Binding:
         shape = self.inputs["descriptors0"].shape if "descriptors0" in self.inputs else None
         return shape is not None and (len(shape) == 4 or (len(shape) == 3 and shape[0] not in (1, None)))
 
-    @property
-    def map_shape(self) -> tuple[int, int, int] | None:
-        """(C, h, w) of the maps that a matcher takes, None where the file does not fix it."""
-        shape, layout = self.inputs["descriptors0"].shape, self.card.layouts.get("descriptors0", "chw")
+    def map_shape(self, name: str) -> tuple[int, int, int] | None:
+        """(C, h, w) of a map that goes in or comes out, None where the file does not fix it."""
+        shape, layout = {**self.outputs, **self.inputs}[name].shape, self.card.layouts.get(name, "chw")
         if shape is None or None in shape[-LAYOUTS[layout].file_rank :]:
             return None
         if layout == "tokens":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,10 @@ def export_map(args) -> int:
     require_free(args)
     with MapReader(args.map) as reader, ProgressBar(unit="keyframes") as bar:
         count = export(reader, args.target, bar, overwrite=args.force)
+        maps = count > 0 and reader.keyframe(0).features.descriptors.ndim == 3
     print(f"{args.target}: {count} images")
+    if maps:
+        print(f"the descriptors are dense maps, which {args.to} has no place for: left out", file=sys.stderr)
     return 0
 
 

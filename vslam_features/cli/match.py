@@ -50,9 +50,9 @@ def run(args) -> int:
     from ..types import Frame, Status
 
     _check_picture_path(args.viz)
-    config, _ = load_config(args)
     chosen = {"features.name": args.features, "matcher.name": args.matcher}
-    config = config.from_flat({k: v for k, v in chosen.items() if v}, base=config)
+    args.set[:0] = [f"{name}={value}" for name, value in chosen.items() if value]  # options are those of the chosen
+    config, _ = load_config(args)
     config = _with_limits(config, args)
     camera = read_camera(args.camera)
     sides = (args.image0, camera), (args.image1, read_camera(args.camera_b, "--camera-b") or camera)

@@ -75,8 +75,10 @@ def _extractor(model: str, config: Config, models):
     name = card.features_model
     if card.role != "matcher" or not name:
         return None
-    # The plug-in xfeat runs any model of features: cards tell how.
-    plugin = registry.get("features", name if name in registry.names("features") else "xfeat")
+    plugin_name = name
+    if name not in registry.names("features"):  # these two run any model of features: cards tell how
+        plugin_name = "flexglue" if models.open("features", name).binding.dense else "xfeat"
+    plugin = registry.get("features", plugin_name)
     learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
     options = plugin.Options(model=name) if learned else plugin.Options()
     features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
