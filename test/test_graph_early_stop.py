@@ -196,12 +196,13 @@ def test_half_precision_comes_first(outputs):
     stops = set()
     for pair, threshold, decay in itertools.product(pairs(), THRESHOLDS, (0, 0.2)):
         got = stopping.run(None, feed(pair, threshold, decay))
-        assert got[2].dtype == np.float32
+        assert got[2].dtype == got[4].dtype == np.float32
         expected = MATCHER.match(pair, threshold, decay, SHIPPED)
         scores = MATCHER.scores(pair)[0]
         if min(abs(scores[k - 1] - threshold * (1 - decay) ** (9 - k)) for k in SHIPPED) > 0.005:  # of half precision
             assert got[3] == expected[3]
             np.testing.assert_allclose(got[2], expected[2], atol=0.02)
+            np.testing.assert_allclose(got[4], expected[4], atol=0.02)
             stops.add(expected[3])
         never = stopping.run(None, feed(pair, threshold, 1))
         plain = whole.run(None, feed(pair, threshold))

@@ -1,72 +1,32 @@
-"""``models patch``: what can be done to the graph of a model file; each patch is a verb."""
+"""``models patch``: what can be done to the graph of a model file; each patch is a module."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import sys
-from pathlib import Path
 
-from ..errors import ConfigError, DataError, ModelError, ModelFileError, PluginError
-from .common import layer_numbers
+from ..errors import PluginError
+from . import model_patch_early_stop, model_patch_file
 
 HELP = "change the graph of a model file: early-stop"
 EXAMPLE = "vslam-features models patch early-stop matcher.onnx --layers 2,4,6,8"
-_EARLY_STOP_EXAMPLES = """examples:
-  vslam-features models patch early-stop matcher.onnx --layers 2,4,6,8
-  vslam-features models patch early-stop matcher.onnx --layers 2,4 --scores 'layers.{index}.score' --num-layers 6
-  vslam-features models patch early-stop matcher.onnx --layers 2,4,6,8 --like kpts0,1 --out fast.onnx --json
-"""
+_PATCHES = (model_patch_early_stop,)
 
 
 def add_arguments(parser) -> None:
     """Register the patches."""
     patches = parser.add_subparsers(title="patches", metavar="PATCH", required=True, dest="patch")
-    text = "let a matcher stop where its layers show that two images do not see the same place"
-    patch = patches.add_parser(
-        "early-stop",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}: what follows the checked layers is then not computed. The file "
-        "that is patched stays as it is.",
-        epilog=_EARLY_STOP_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _common(patch)
-    patch.add_argument("--layers", required=True, type=layer_numbers, metavar="K,K,...", help="layers to check, from 1")
-    patch.add_argument(
-        "--num-layers", type=int, metavar="L", help="layers of the matcher (default: what its card says)"
-    )
-    patch.add_argument(
-        "--scores",
-        default="score_{layer}",
-        metavar="NAME",
-        help="names of the layers' covisibility scores in the graph, with {layer} for the number of the layer, or "
-        "{index} where it counts from 0 (default: score_{layer})",
-    )
-    patch.add_argument(
-        "--like",
-        type=_axis,
-        metavar="INPUT,AXIS",
-        help="input and its axis, from 0, that has the length of the matches (default: the keypoints of image 0)",
-    )
-    patch.add_argument("--force", action="store_true", help="check layer 1 too, whose score says too little")
-    patch.add_argument("--no-timing", action="store_true", help="do not run it: no times, no comparison with the plain")
-    patch.set_defaults(apply=_early_stop)
-
-
-def _common(patch) -> None:
-    """What all patches take."""
-    patch.add_argument(
-        "model", metavar="MODEL", help="path of an .onnx file with a card inside or beside it, or a name"
-    )
-    patch.add_argument(
-        "--precision", choices=("fp32", "fp16"), default="fp32", help="variant of a name (default: fp32)"
-    )
-    patch.add_argument("--out", type=Path, metavar="FILE", help="the patched file (default: <stem>_<patch>.onnx beside "
-                       "the file, of a name in this folder)")  # fmt: skip
-    patch.add_argument("--json", action="store_true", help="print one JSON object")
-    patch.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+    for module in _PATCHES:
+        patch = patches.add_parser(
+            module.NAME,
+            help=module.HELP,
+            description=f"{module.HELP[0].upper()}{module.HELP[1:]}. The file that is patched stays as it is.",
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        model_patch_file.add_options(patch)
+        module.add_arguments(patch)
+        patch.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+        patch.set_defaults(run_patch=module.run)
 
 
 def run(args) -> int:
@@ -78,126 +38,4 @@ def run(args) -> int:
             f"changing graphs needs onnx and onnx-ir ({error}): pip install 'vslam_features[models]', or patch on "
             "another machine and copy the file here"
         ) from error
-    return args.apply(args)
-
-
-def _early_stop(args) -> int:
-    from ..graph.early_stop import add_early_stop
-    from ..graph.patching import placing
-    from ..graph.score_names import find_scores
-
-    source = _read(args, "early-stop")
-    card, layers = source.card, args.layers
-    if card.role != "matcher":
-        raise ModelFileError(f"{source.path}: its card says role '{card.role}'; only a matcher can stop early")
-    num_layers = card.layers if args.num_layers is None else args.num_layers
-    if not num_layers:
-        raise ConfigError(f"--num-layers L is missing: the card of {source.path} does not say how many layers it has")
-    done = add_early_stop(
-        source.model,
-        find_scores(source.model, args.scores, num_layers),
-        layers,
-        num_layers,
-        **{ours: card.outputs.get(name, name) for ours, name in _OUTPUTS.items()},
-        min_covisibility=card.inputs.get("min_covisibility", "min_covisibility"),
-        like=args.like or _keypoints(source),
-        force=args.force,
-    )
-    outputs = {value.name for value in done.model.graph.outputs}
-    patched = source.patched_card(
-        f"early-stop {','.join(map(str, layers))}",
-        layers=num_layers,
-        early_stop_layers=tuple(layers),
-        outputs={ours: theirs for ours, theirs in card.outputs.items() if theirs in outputs},
-    )
-    target = args.out or _target(args.model, source.path, "early_stop")
-    with placing(source, done.model, patched, target) as staged:
-        times = None if args.no_timing else _times(source, staged, patched)
-    _print_early_stop(args, target, patched, done, len(source.model.graph), times)
-    return 0
-
-
-_OUTPUTS = {"matches": "matches0", "match_scores": "mscores0", "covisibility": "covisibility_score"}
-
-
-def _keypoints(source) -> tuple[str, int] | None:
-    """The input of as many keypoints as there are matches, and their axis."""
-    name = source.card.inputs.get("keypoints0", "keypoints0")
-    found = [value for value in source.model.graph.inputs if value.name == name and value.shape is not None]
-    return (name, len(found[0].shape) - 2) if found else None
-
-
-def _times(source, staged: Path, card):
-    """None, with the reason on stderr, where the plain file cannot be run here: the other is proved to be valid."""
-    from .model_patch_times import PlainRun, stop_times
-
-    try:
-        plain = PlainRun.of(source.path, source.card)
-    except (ModelError, DataError) as error:
-        print(f"warning: not timed, and not compared with the plain matcher: {error}", file=sys.stderr)
-        return None
-    return stop_times(plain, staged, card)
-
-
-def _print_early_stop(args, target: Path, card, done, plain_nodes: int, times) -> None:
-    from .model_patch_times import time_cells
-
-    constants = sum(stage.constant_bytes for stage in done.stages)
-    nodes = sum(stage.nodes for stage in done.stages)
-    spared = {layer: done.skipped(layer) for layer in card.early_stop_layers} | {0: (0, 0)}
-    if args.json:
-        print(json.dumps({
-            "file": str(target),
-            "patches": list(card.patches),
-            "nodes": nodes,
-            "plain_nodes": plain_nodes,
-            "constant_bytes": constants,
-            "stages": [dataclasses.asdict(stage) for stage in done.stages],
-            "spared": {layer: {"nodes": n, "constant_bytes": b} for layer, (n, b) in spared.items() if layer},
-            "times": times and dataclasses.asdict(times),
-        }))  # fmt: skip
-        return
-    rows = [
-        [f"layer {layer}" if layer else "never", str(nodes - n), f"{n / nodes:.0%}", f"{(constants - size) / 1e6:.2f}",
-         f"{size / constants:.0%}" if constants else "-"]
-        for layer, (n, size) in spared.items()
-    ]  # fmt: skip
-    head = ["stops after", "nodes", "spared", "constants, MB", "spared"]
-    rows.append(["plain matcher", str(plain_nodes), "", "", ""])
-    if times:
-        head += ["ms", "of plain"]
-        rows = [row + cells for row, cells in zip(rows, time_cells(times, card.early_stop_layers))]
-    print(_aligned([head, *rows]))
-    if times:
-        points = f", {times.keypoints} keypoints an image" if times.keypoints else ""
-        same = "; without one the results are those of the plain matcher" if card.precision == "fp32" else ""
-        print(f"times: one pair on {times.runtime}{points}, each stop forced{same}")
-    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
-
-
-def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))] for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
-def _read(args, kind: str):
-    from ..artifacts.store import locate
-    from ..graph.patching import Source
-
-    return Source.read(locate(args.model, args.precision), kind)
-
-
-def _target(model: str, path: Path, suffix: str) -> Path:
-    """Beside a file; of a name in this folder, for the cache holds what is fetched and built."""
-    from ..artifacts.store import SUFFIXES
-
-    folder = path.parent if Path(model).suffix in SUFFIXES else Path()
-    return folder / f"{path.stem}_{suffix}.onnx"
-
-
-def _axis(text: str) -> tuple[str, int]:
-    name, _, axis = text.rpartition(",")
-    if not name or not axis.strip().isdigit():
-        raise argparse.ArgumentTypeError(f"expected an input and its axis as kpts0,1, got '{text}'")
-    return name, int(axis)
+    return args.run_patch(args)

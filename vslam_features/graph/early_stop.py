@@ -55,6 +55,11 @@ class EarlyStop:
     model: ir.Model
     stages: tuple[Stage, ...]
 
+    @property
+    def patch(self) -> str:
+        """How cards record it, e.g. ``early-stop 2,4``."""
+        return f"early-stop {','.join(str(stage.after_layer) for stage in self.stages[1:])}"
+
     def skipped(self, layer: int) -> tuple[int, int]:
         """Nodes and bytes of constants that a stop after a checked layer spares."""
         spared = [stage for stage in self.stages if stage.after_layer >= layer]
