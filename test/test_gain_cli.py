@@ -149,11 +149,6 @@ def test_keyframes_of_a_map_are_matched_with_the_features_that_they_have(scenes,
         (["tiny-stop", "--images", "hall", "--truth", "none.png"], "cannot be read as a loop matrix"),
         (["tiny-stop", "--images", "hall", "--out", "small.png"], "is a file or lies in one"),
         (["no-such-model", "--images", "hall"], "no model is named 'no-such-model'"),
-        (["tiny-stop", "--images", "hall", "--features", "sift"], "matcher 'nearest' runs no model"),
-        (
-            ["tiny-stop", "--images", "hall", "--features", "orb", "--matcher", "lighterglue"],
-            "features of tiny-features",
-        ),
     ],
 )
 def test_arguments_that_do_not_fit(scenes, tmp_path, monkeypatch, capsys, args, said):
@@ -162,9 +157,17 @@ def test_arguments_that_do_not_fit(scenes, tmp_path, monkeypatch, capsys, args, 
     assert command("models", "gain", *args, *SET, *LEAST) == 1 and said in capsys.readouterr().err
 
 
-def test_a_matcher_that_has_no_model_is_refused(scenes, capsys):
-    assert command("models", "gain", "--images", str(scenes[0]), "--features", "sift") == 1
-    assert "Nearest: knows no early stop" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ([], "Nearest: knows no early stop"),
+        (["tiny-stop"], "matcher 'nearest' runs no model"),
+        (["tiny-stop", "--matcher", "lighterglue"], "matches features of tiny-features"),
+    ],
+)
+def test_features_that_do_not_fit(scenes, capsys, args, said):
+    assert command("models", "gain", *args, "--images", str(scenes[0]), "--features", "orb") == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,12 +178,16 @@ def test_a_matcher_that_has_no_model_is_refused(scenes, capsys):
         ("of others", {}, "xfeat", "lighterglue"),
         ("aliked-n16", {"set": ["features.name=xfeat"]}, "xfeat", "lighterglue"),
         ("aliked-n16", {"features": "xfeat", "matcher": "lightglue"}, "xfeat", "lightglue"),
+        ("flexglue", {"set": ["matcher.options.min_covisibility=0.25"]}, "flexglue", "flexglue"),
+        ("aliked-n16", {"set": ["matcher.options.min_covisibility=0.25"]}, "aliked", "lightglue"),
     ],
 )
 def test_the_plug_ins_are_those_that_the_model_was_made_for(takes, given, features, matcher):
     save(matcher_model(), card("matcher", "glue", features_model=takes))
     args = {"model": "glue", "features": None, "matcher": None, "config": None, "set": []} | given
-    config = models_gain._config(SimpleNamespace(**args))
+    own = "matcher.options.min_covisibility=0.25" in args["set"]
+    config = models_gain._config(SimpleNamespace(**args | {"set": [*args["set"]]}))
+    assert (config.matcher.options["min_covisibility"] == 0.25) is own
     assert (config.features.name, config.matcher.name) == (features, matcher)
     assert config.matcher.options["model"] == "glue" and config.models.if_missing == "error"
 

@@ -104,14 +104,16 @@ def _config(args) -> Config:
     from ..artifacts.card import read_card
     from ..artifacts.store import locate
 
+    chosen = {"features.name": args.features, "matcher.name": args.matcher}
+    args.set[:0] = [f"{name}={value}" for name, value in chosen.items() if value]  # options are those of the chosen
     config, given = load_config(args)
-    names = {"features.name": args.features, "matcher.name": args.matcher}
-    config = Config.from_flat({name: value for name, value in names.items() if value}, base=config)
     if args.model:
         wanted = read_card(locate(args.model, config.runtime.precision)).features_model
-        if not args.features and "features.name" not in given and _features_model(config.features.name) != wanted:
-            made = [name for name in registry.names("features") if _features_model(name) == wanted]
-            config = Config.from_flat({"features.name": made[0]} if made else {}, base=config)
+        made = [name for name in registry.names("features") if _features_model(name) == wanted]
+        if made and "features.name" not in given and _features_model(config.features.name) != wanted:
+            suits = {"features.name": made[0], "matcher.name": registry.get("features", made[0]).default_matcher}
+            args.set[:0] = [f"{name}={value}" for name, value in suits.items() if name not in given]
+            config, _ = load_config(args)
         if "model" not in config.matcher.options:
             raise PluginError(
                 f"{args.model}: matcher '{config.matcher.name}' runs no model: name the plug-in that does with "
@@ -135,6 +137,7 @@ def _open(args, config: Config, camera, stack: contextlib.ExitStack):
     from ..frontend import FrontEnd
     from ..geometry import Verifier
     from ..maps.reader import MapReader
+    from ..matching.base import require_kind
     from ..matching.verified import VerifiedMatcher
     from ..models import Models
     from ..replay.gain_runs import require_scores
@@ -151,7 +154,9 @@ def _open(args, config: Config, camera, stack: contextlib.ExitStack):
     views = views_of_map(reader)
     plugin = registry.get("matcher", config.matcher.name)
     matcher = plugin(options=plugin.Options(**config.matcher.options), models=Models(config, _told))
-    matcher.require(reader.models.features, descriptor_length(views))
+    features = views.get(0)[0]
+    require_kind(matcher, config.matcher.name, features.descriptors.ndim == 3, features.model.name)
+    matcher.require(features.model, descriptor_length(features))
     return VerifiedMatcher(matcher, Verifier(config.geometry)), views
 
 

@@ -124,7 +124,7 @@ def _after(r: dict) -> list[str]:
     if r["times"]:
         figures = [
             f"{'no stop' if layer == '0' else f'stop after {layer}'} {c['ms']:.1f}, plain {c['plain_ms']:.1f} "
-            f"({c['pairs']} pairs)"
+            f"(n = {c['pairs']})"
             for layer, c in r["times"].items()
         ]
         lines.append(f"time: of the matcher over all pairs, against {r['plain']}")

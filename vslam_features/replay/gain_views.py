@@ -99,10 +99,9 @@ def views_of_map(reader: MapReader) -> Views:
     return Views(tuple(map(str, ids)), ids, count, (0,) * count, get)
 
 
-def descriptor_length(views: Views) -> int | None:
-    """D of sparse descriptors; None of dense ones."""
-    descriptors = views.get(0)[0].descriptors
-    return descriptors.shape[1] if descriptors.ndim == 2 else None
+def descriptor_length(features: Features) -> int:
+    """D, or of a dense map C."""
+    return features.descriptors.shape[1 if features.descriptors.ndim == 2 else 0]
 
 
 def choose_pairs(count: int, most: int = 0, seed: int = 0) -> np.ndarray:
