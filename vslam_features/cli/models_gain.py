@@ -201,7 +201,8 @@ def _write(out: Path, gain) -> None:
     from ..replay.pictures import encode
 
     checked, layers = gain.card.early_stop_layers, gain.card.layers
-    decay = gain.configured.decay if gain.configured else max(row.setting.decay for row in gain.rows)
+    decays = [row.setting.decay for row in gain.rows if row.setting.decay < 1]  # at 1 there are no limits
+    decay = gain.configured.decay if gain.configured else max(decays, default=1.0)
     write_json(out / _JSON, gain.to_dict())
     write_whole(out / _CSV, pairs_csv(gain.pairs, gain.rows, checked))
     write_whole(out / _PLOT, encode(gain_plot(gain.rows, gain.pairs, checked, layers, decay, gain.title), ".png"))

@@ -57,13 +57,14 @@ def gain_plot(
 def _scores(canvas, pairs, checked, layers, decay, colours) -> None:
     """Distribution of the scores after each checked layer and at the end, and the limits of a decay."""
     columns = len(checked) + 1
-    axes = _Axes(canvas, (110, 660, 1450, 460), (-0.5, columns - 0.5), (0, 1))
-    names = [f"after layer {layer}" for layer in checked] + ["final"]
-    axes.frame(f"covisibility score; lines: limits at decay {decay:g}, below which a pair is rejected", "", names)
     groups = {name: np.empty((0, columns)) for name in _GROUPS}
     for name in groups:
         table = [(*p.layer_scores, p.covisibility) for p in pairs if p.ran and _group(p) == name]
         groups[name] = np.array(table, np.float64).reshape(len(table), columns)
+    high = max([*colours, *(table.max() for table in groups.values() if len(table))])
+    axes = _Axes(canvas, (110, 660, 1450, 460), (-0.5, columns - 0.5), (0, min(1, 1.05 * high) or 1))
+    names = [f"after layer {layer}" for layer in checked] + ["final"]
+    axes.frame(f"covisibility score; lines: limits at decay {decay:g}, below which a pair is rejected", "", names)
     shown = {name: table for name, table in groups.items() if len(table)}
     for i, (name, table) in enumerate(shown.items()):
         for column in range(columns):
