@@ -20,7 +20,7 @@ from ..artifacts.card import ModelCard
 from ..graph.early_stop import add_early_stop, check_layers
 from ..graph.fp16 import to_half
 from ..graph.rules import Rule, back_to, by_op, downstream_of, downstream_of_last, union
-from ..networks.flexglue import FLEXGLUE, FLEXGLUE_TINY, FlexGlue
+from ..networks.flexglue import FLEXGLUE, FLEXGLUE_TINY, FlexGlue, Matcher
 from ..networks.flexglue_weights import constructed, load, randomised
 from . import onnx_file
 from .descriptors import imagenet, pictures
@@ -141,13 +141,35 @@ def export_flexglue(
         _export_encoder(run, network, cards[0], shown, debug)
         progress("matching in torch")
         check = MatcherCheck.of(network, cards[0].preprocessing, shown, early_stop_layers)
-        scored = _export_scored(run, network, debug)
+        progress("exporting the matcher to ONNX")
+        scored = {p: scratch / f"scored.{p}.onnx" for p in PRECISIONS}
+        onnx_file.write(export_scored(network.matcher, debug), scored["fp32"])
         onnx_file.release(network)
         gc.collect()
         half = _export_matcher(run, cards[1], scored, check)
         if early_stop_layers:
             _export_early_stop(run, source, cards[1], scored, check, early_stop_layers, half, force)
         return run.place()
+
+
+def export_scored(matcher: Matcher, debug: bool = False) -> ir.Model:
+    """The graph of a matcher with the score after each layer but the last as an output, ``score_1`` and so on."""
+    config = matcher.config
+    shapes = ((7, 2), (5, 2), *((config.dim, *config.grid),) * 2, (2,), (2,), ())
+    # A tensor of its own for each: one that comes twice would be one input that serves as both.
+    example = {name: torch.zeros(shape) for name, shape in zip(INPUTS, shapes)}
+    names = [*OUTPUTS, *(f"score_{k}" for k in range(1, config.layers))]
+    dynamic = {"keypoints0": {0: "M"}, "keypoints1": {0: "N"}}
+    return onnx_file.export(matcher, example, names, dynamic, debug=debug)
+
+
+def without_scores(scored: ir.Model) -> ir.Model:
+    """A copy without the scores of layers among its outputs; they stay in the graph, where patches find them."""
+    model = scored.clone()
+    kept = [value for value in model.graph.outputs if value.name in OUTPUTS]
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(kept)
+    return model
 
 
 def keep_in_matcher(layers: int) -> Rule:
@@ -176,21 +198,6 @@ def _export_encoder(run: _Run, network: FlexGlue, card: ModelCard, shown, debug:
     )
     check_twin_maps(check, staged["fp16"], tensors, maps, run.progress)
     run.finish(staged, card, graphs, check, half)
-
-
-def _export_scored(run: _Run, network: FlexGlue, debug: bool) -> dict[str, Path]:
-    """The matcher with the score of each layer as an output, in files that are not kept; the second is made later."""
-    config = network.config
-    shapes = ((7, 2), (5, 2), *((config.dim, *config.grid),) * 2, (2,), (2,), ())
-    # A tensor of its own for each: one that comes twice would be one input that serves as both.
-    example = {name: torch.zeros(shape) for name, shape in zip(INPUTS, shapes)}
-    names = [*OUTPUTS, *(f"score_{k}" for k in range(1, config.layers))]
-    dynamic = {"keypoints0": {0: "M"}, "keypoints1": {0: "N"}}
-    run.progress("exporting the matcher to ONNX")
-    graph = onnx_file.export(network.matcher, example, names, dynamic, debug=debug)
-    scored = {p: run.scratch / f"scored.{p}.onnx" for p in PRECISIONS}
-    onnx_file.write(graph, scored["fp32"])
-    return scored
 
 
 def _export_matcher(run: _Run, card: ModelCard, scored: dict[str, Path], check: MatcherCheck):
@@ -231,10 +238,6 @@ def _export_early_stop(run, source, card, scored, check: MatcherCheck, layers: S
 
 
 def _write_plain(scored: Path, path: Path) -> GraphFacts:
-    """The matcher without the scores among its outputs; they stay in the graph."""
-    model = ir.load(scored)
-    kept = [value for value in model.graph.outputs if value.name in OUTPUTS]
-    model.graph.outputs.clear()
-    model.graph.outputs.extend(kept)
+    model = without_scores(ir.load(scored))
     onnx_file.write(model, path)
     return GraphFacts.of(model, path)
