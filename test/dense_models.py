@@ -20,7 +20,7 @@ from vslam_features.artifacts.card import ModelCard
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.config import Config
 
-CHANNELS, STRIDE = 48, 8
+CHANNELS, STRIDE = 96, 8
 SEEN = (512, 384)  # width and height that the map model sees
 MAP = (CHANNELS, SEEN[1] // STRIDE, SEEN[0] // STRIDE)
 STEPS = Preprocessing("grey", *SEEN, "area")
@@ -55,7 +55,7 @@ def place_dense_models() -> None:
 
 
 def map_model(half: bool = True, layout: str = "chw", batch: bool = False) -> onnx.ModelProto:
-    """Image (1, 1, 384, 512) to a map of 48 channels.
+    """Image (1, 1, 384, 512) to a map of 96 channels.
 
     Args:
         half: values are rounded to fp16, as those of an fp16 engine.
@@ -179,7 +179,7 @@ def file_of(model: onnx.ModelProto, path: Path, own: ModelCard) -> Path:
 
 
 def _kernels() -> np.ndarray:
-    """(48, 1, 40, 40) f32 smooth filters without a mean: noise that is blurred, under a Gaussian."""
+    """(96, 1, 40, 40) f32 smooth filters without a mean: noise that is blurred, under a Gaussian."""
     rng, side = np.random.default_rng(0), 40
     y, x = np.indices((side, side)) - (side - 1) / 2
     window = np.exp(-(x**2 + y**2) / (2 * 7.0**2))

@@ -357,7 +357,7 @@ WRONG = {
     ),
     "maps for keypoints": (
         {}, {"inputs": {"keypoints0": "descriptors0", "descriptors0": "keypoints0"}},
-        r"input 'descriptors0', our 'keypoints0', is float32 \(48, 48, 64\), expected 2 axes",
+        r"input 'descriptors0', our 'keypoints0', is float32 \(96, 48, 64\), expected 2 axes",
     ),
     "floats for matches": (
         {}, {"outputs": {"matches0": "mscores0", "mscores0": "matches0"}},
@@ -365,7 +365,7 @@ WRONG = {
     ),
     "tokens": (
         {}, {"layouts": {"descriptors0": "tokens"}},
-        r"input 'descriptors0', our 'descriptors0', is float32 \(48, 48, 64\), expected 2 axes: .*'layouts'",
+        r"input 'descriptors0', our 'descriptors0', is float32 \(96, 48, 64\), expected 2 axes: .*'layouts'",
     ),
     "unknown layout": ({}, {"layouts": {"descriptors0": "nchw"}}, "layouts: descriptors0: 'nchw' is none of chw, hwc"),
     "layout of nothing": ({}, {"layouts": {"descriptors": "hwc"}}, "no tensor is our 'descriptors', there are"),
@@ -395,7 +395,7 @@ def test_a_wrong_layout_that_only_a_run_shows_names_both_shapes(pair, tmp_path):
     own = replace(MATCHER_CARD, layouts={"descriptors0": "hwc"})
     with pytest.raises(
         DataError,
-        match=r"'descriptors0': expected shape \(48, 48, 64\), got \(48, 64, 48\): .*'inputs' or 'layouts' of the card",
+        match=r"'descriptors0': expected shape \(96, 48, 64\), got \(48, 64, 96\): .*'inputs' or 'layouts' of the card",
     ):
         binding_of(map_matcher(), tmp_path, own).run(pair)
 

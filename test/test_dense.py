@@ -215,11 +215,11 @@ def test_dense_and_sparse_are_told_apart_at_the_start():
 
 @pytest.mark.usefixtures("dense")
 def test_a_matcher_of_other_maps_is_refused_at_the_start():
-    save(map_matcher(shape=(48, 64, 64)), MATCHER_CARD)
-    with pytest.raises(ModelFileError, match=r"takes maps \(48, 64, 64\), its features model .* gives \(48, 48, 64\)"):
+    save(map_matcher(shape=(96, 64, 64)), MATCHER_CARD)
+    with pytest.raises(ModelFileError, match=r"takes maps \(96, 64, 64\), its features model .* gives \(96, 48, 64\)"):
         FrontEnd(dense_config())
     save(map_matcher(shape=(32, 48, 64)), replace(MATCHER_CARD, features_model=""))
-    with pytest.raises(PluginError, match="dense-matcher takes descriptors of length 32, dense-features has 48"):
+    with pytest.raises(PluginError, match="dense-matcher takes descriptors of length 32, dense-features has 96"):
         FrontEnd(dense_config())
 
 

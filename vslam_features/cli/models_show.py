@@ -27,12 +27,12 @@ def list_models(args) -> int:
     if args.json:
         print(json.dumps({"cache": str(cache_root()), "models": rows}))
         return 0
-    print(f"{'name':<18} {'role':<9} {'licence':<13} {'weights':>8}  {'here':<12} verified on")
+    print(f"{'name':<29} {'role':<9} {'licence':<13} {'weights':>8}  {'here':<12} verified on")
     for r in rows:
         name = r["name"] + (" *" if r["default"] else "")
         here = ", ".join(r["built"]) or ("weights" if r["weights"] else "-")
         mb = "export" if r["weights_mb"] is None else f"{r['weights_mb']:.1f} MB"
-        print(f"{name:<18} {r['role']:<9} {r['licence']:<13} {mb:>8}  {here:<12} {', '.join(r['verified']) or '-'}")
+        print(f"{name:<29} {r['role']:<9} {r['licence']:<13} {mb:>8}  {here:<12} {', '.join(r['verified']) or '-'}")
     exported = ", ".join(r["name"] for r in rows if r["weights_mb"] is None)
     hint = f"{exported}: from weights that you download, by 'vslam-features models export'; " if exported else ""
     print(f"* of the default configuration; {hint}files are in {cache_root()}")
@@ -64,8 +64,9 @@ def _state(entry, default: bool) -> dict:
 
 def info(args) -> int:
     """Print all that is known of a model file."""
-    from ..artifacts.card import identity, read_card
+    from ..artifacts.card import identity, read_card, sidecar_path
     from ..artifacts.file_kind import identify
+    from ..artifacts.proposal import propose
     from ..artifacts.records import records_of
     from ..artifacts.store import content_sha256, locate
     from ..models import proven_sha256
@@ -73,33 +74,56 @@ def info(args) -> int:
     path = locate(args.model, args.precision)
     facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
     facts["sha256"] = content_sha256(path)
+    session, tensors = _tensors(path)
+    proposed = ""
     try:
         card = read_card(path)
     except ModelError as error:
         facts["card"] = str(error)
+        if session is not None and not sidecar_path(path).exists():
+            proposed = propose(path, session)
     else:
         facts["card"] = card.to_dict()
         records = records_of(facts["sha256"])
         facts["identity"] = sorted({str(identity(card, proven_sha256(r))) for r in records})
         facts["records"] = [dataclasses.asdict(r) for r in records]
-    facts |= _tensors(path)
-    print(json.dumps(facts, indent=None if args.json else 2))
+        if session is not None:
+            facts["binding"] = _binding(path, card, session)
+    facts |= tensors
+    if args.json:
+        print(json.dumps(facts | ({"proposed_card": proposed} if proposed else {})))
+        return 0
+    print(json.dumps(facts, indent=2))
+    if proposed:
+        print(f"\n# A card for it: correct what is uncertain and save this as {sidecar_path(path)}\n{proposed}", end="")
+    elif session is not None and isinstance(facts["card"], str):
+        print(
+            "\nNo card can be proposed: no input is an image, and no two are keypoints (docs/models.md has the fields)"
+        )
     return 0
 
 
-def _tensors(path: Path) -> dict:
-    """Inputs and outputs as ONNX Runtime sees them; why not, where it does not."""
+def _tensors(path: Path):
+    """A session, and inputs and outputs as it sees them; without one why not."""
     from .. import registry
+    from ..artifacts.proposal import told
     from ..runtimes.base import LoadRequest
 
     name = "openvino" if path.suffix == ".xml" else "onnxruntime"
     try:
         session = registry.get("runtime", name)().load(path, LoadRequest())
     except ModelError as error:
-        return {"tensors": str(error)}
+        return None, {"tensors": str(error)}
     sides = {"inputs": session.inputs, "outputs": session.outputs}
-    return {side: {n: f"{s.dtype} {_shape(s)}" for n, s in specs.items()} for side, specs in sides.items()}
+    return session, {side: {n: told(spec) for n, spec in specs.items()} for side, specs in sides.items()}
 
 
-def _shape(spec) -> str:
-    return "?" if spec.shape is None else "x".join("N" if n is None else str(n) for n in spec.shape) or "scalar"
+def _binding(path: Path, card, session) -> str:
+    """Whether the card fits the tensors of the file, in words."""
+    from ..artifacts.binding import Binding
+
+    try:
+        Binding(session, card, str(path)).require()
+    except ModelError as error:
+        return str(error)
+    return "the card fits the file"
