@@ -34,6 +34,20 @@ def test_downstream_goes_through_bodies_and_leaves_what_is_beside(names):
     assert names(rules.downstream_of_last("Mul")) == {"z"}
 
 
+def test_downstream_of_inputs(names):
+    assert names(rules.downstream_of("c")) == {"out", "y"}
+    assert names(rules.downstream_of("x")) == names(rules.by_name("*"))
+    assert names(rules.downstream_of("x", "c")) == names(rules.by_name("*"))
+
+
+def test_back_to_a_type_ends_there_and_goes_into_bodies(names):
+    assert names(rules.back_to("LayerNormalization", "z")) == {"z", "side", "first"}
+    assert names(rules.back_to("Tanh", "z")) == {"z", "side"}
+    everything = {"y", "out", "a", "a0", "b", "b0", "side", "last", "first"}
+    assert names(rules.back_to("LayerNormalization", "y")) == everything
+    assert names(rules.back_to("If", "y", "z")) == {"y", "out", "z", "side", "first"}
+
+
 def test_upstream_goes_into_bodies(names):
     assert names(rules.upstream_of(rules.by_name("last"))) == {"last", "first"}
     everything_but_z = {"y", "out", "a", "a0", "b", "b0", "last", "side", "first"}
@@ -62,6 +76,8 @@ def test_a_node_without_a_name_has_that_of_its_output():
         (rules.downstream_of_last("Softmax"), "of type Softmax"),
         (rules.union(rules.by_op("Tanh"), rules.by_name("nothing")), "nothing"),
         (rules.upstream_of(rules.by_op("Cos")), "of type Cos"),
+        (rules.downstream_of("x", "other"), "that reads an input 'other'"),
+        (rules.back_to("Tanh", "z", "other"), "that computes 'other'"),
     ],
 )
 def test_a_rule_that_finds_nothing_says_so(rule, what, names):

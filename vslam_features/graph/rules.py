@@ -6,7 +6,7 @@ other check sees. Nodes in the bodies of If and Loop count; a node that stays ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
@@ -43,17 +43,11 @@ def back_to(op_type: str, *values: str) -> Rule:
     """What computes the values of these names, back to the nearest nodes of a type, these included."""
 
     def rule(graph: ir.Graph) -> set[ir.Node]:
-        found: set[ir.Node] = set()
+        makers = []
         for name in values:
-            makers = [node for node in graph.all_nodes() if any(value.name == name for value in node.outputs)]
-            waiting = _some(makers, f"that computes '{name}'", graph)
-            while waiting:
-                node = waiting.pop()
-                if node not in found:
-                    found.add(node)
-                    if node.op_type != op_type:
-                        waiting += [value.producer() for value in node.inputs if value and value.producer()]
-        return found
+            found = [node for node in graph.all_nodes() if any(value.name == name for value in node.outputs)]
+            makers += _some(found, f"that computes '{name}'", graph)
+        return _upstream(makers, op_type)
 
     return rule
 
@@ -69,6 +63,20 @@ def _downstream(graph: ir.Graph, nodes: list[ir.Node]) -> set[ir.Node]:
         waiting += [user for output in node.outputs for user in output.consumers()]
         if node.graph in owners:
             waiting.append(owners[node.graph])
+    return found
+
+
+def _upstream(nodes: Iterable[ir.Node], stop: str | None = None) -> set[ir.Node]:
+    """Nodes and what they depend on, but for what those of the type ``stop`` depend on."""
+    found, waiting = set(), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node.op_type != stop:
+            results = [output for body in bodies(node) for output in body.outputs]
+            waiting += [value.producer() for value in (*node.inputs, *results) if value and value.producer()]
     return found
 
 
@@ -95,18 +103,7 @@ def by_op(*op_types: str) -> Rule:
 def upstream_of(rule: Rule) -> Rule:
     """What a rule finds and everything that this depends on, such as the positions in pixels before a sine."""
 
-    def upstream(graph: ir.Graph) -> set[ir.Node]:
-        found, waiting = set(), list(rule(graph))
-        while waiting:
-            node = waiting.pop()
-            if node in found:
-                continue
-            found.add(node)
-            results = [output for body in bodies(node) for output in body.outputs]
-            waiting += [value.producer() for value in (*node.inputs, *results) if value and value.producer()]
-        return found
-
-    return upstream
+    return lambda graph: _upstream(rule(graph))
 
 
 def union(*rules: Rule) -> Rule:
