@@ -101,7 +101,7 @@ def test_the_core_names_no_heavy_library(path):
 
 @pytest.mark.parametrize(
     "tool, users",
-    [("networks", ["export", "cli"]), ("graph", ["export", "cli"]), ("export", ["cli"])],
+    [("networks", ["export", "cli"]), ("graph", ["networks", "export", "cli"]), ("export", ["cli"])],
 )
 def test_what_makes_models_stands_apart(tool, users):
     """Nothing that runs them imports it, and of commands only those that build or export models."""

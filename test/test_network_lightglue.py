@@ -11,7 +11,11 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
+import spox.opset.ai.onnx.v18 as op  # noqa: E402
+from spox import Tensor, argument  # noqa: E402
+
 from vslam_features.networks import lightglue  # noqa: E402
+from vslam_features.networks.layers import Layers, finish  # noqa: E402
 from vslam_features.networks.lightglue import LIGHTERGLUE, LIGHTGLUE_ALIKED, LightGlueSizes  # noqa: E402
 from vslam_features.runtimes.ov import shared_core  # noqa: E402
 
@@ -24,7 +28,7 @@ def random_weights(sizes: LightGlueSizes, seed: int = 3) -> dict[str, np.ndarray
     """Random weights that keep the scale of the states, with similarities that tell points apart."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, shape in lightglue.shapes(sizes).items():
+    for name, shape in lightglue.shapes(sizes, scores=True).items():
         if "posenc" in name:
             value = rng.normal(0, 1, shape)
         elif "ffn.1.weight" in name:
@@ -122,8 +126,8 @@ class Direct:
             self.update(name, "to_out", x1, [self.attend(k1[h], k0[h], v0[h]) for h in heads]),
         )
 
-    def probabilities(self, inputs):
-        """Probability (M, N) that two points match."""
+    def states(self, inputs):
+        """Of the points of both images, after each layer."""
         x, angles = [], []
         for i in "01":
             size = inputs[f"image_size{i}"].astype(np.float64)
@@ -133,6 +137,18 @@ class Direct:
         for layer in range(self.sizes.layers):
             x = [self.self_block(f"transformers.{layer}.self_attn", *each) for each in zip(x, angles)]
             x = self.cross_block(f"transformers.{layer}.cross_attn", *x)
+            yield x
+
+    def covisibility(self, inputs, count=16):
+        """After each layer: the product of the largest matchabilities of an image, of the image where it is smaller."""
+        for layer, x in enumerate(self.states(inputs)):
+            head = f"log_assignment.{layer}.matchability"
+            matchable = [1 / (1 + np.exp(-self.linear(head, each)[:, 0])) for each in x]
+            yield min(np.prod(sorted(each)[-count:]) for each in matchable)
+
+    def probabilities(self, inputs):
+        """Probability (M, N) that two points match."""
+        *_, x = self.states(inputs)
         head = f"log_assignment.{self.sizes.layers - 1}"
         p0, p1 = (self.linear(f"{head}.final_proj", each) for each in x)
         z0, z1 = (1 / (1 + np.exp(-self.linear(f"{head}.matchability", each))) for each in x)
@@ -156,6 +172,81 @@ def test_equals_the_direct_network(match, weights, sizes, m, n):
     np.testing.assert_array_equal(matches, expected)
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-6)
     assert (matches >= 0).any()
+
+
+@pytest.fixture(scope="module")
+def scored(weights, sizes) -> onnx.ModelProto:
+    return lightglue.build(weights, sizes, scores=True)
+
+
+def scores_of(outputs: dict, sizes) -> list[float]:
+    assert all(outputs[f"score_{k}"].shape == () for k in range(1, sizes.layers + 1))
+    return [float(outputs[f"score_{k}"]) for k in range(1, sizes.layers + 1)]
+
+
+def all_outputs(model: onnx.ModelProto, inputs: dict) -> dict[str, np.ndarray]:
+    names = [output.name for output in model.graph.output]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, inputs)))
+
+
+@pytest.mark.parametrize("m, n", [(60, 45), (45, 60), (9, 40), (1, 7), (1, 1), (127, 200)])
+def test_covisibility_after_each_layer_is_that_of_the_direct_network(scored, match, weights, sizes, m, n):
+    inputs = random_pair(m, n, sizes.input_dim)
+    outputs = all_outputs(scored, inputs)
+    expected = list(Direct(weights, sizes).covisibility(inputs))
+    np.testing.assert_allclose(scores_of(outputs, sizes), expected, rtol=1e-3)
+    assert outputs["covisibility_score"] == outputs[f"score_{sizes.layers}"]
+    assert 0 < min(expected) and max(expected) < 1 and len(set(expected)) == sizes.layers
+    for name, plain in zip(OUTPUTS, match(inputs)):
+        np.testing.assert_array_equal(outputs[name], plain)
+
+
+def test_covisibility_of_swapped_images_is_the_same(scored, sizes):
+    inputs = random_pair(50, 30, sizes.input_dim)
+    swapped = {name[:-1] + str(1 - int(name[-1])): value for name, value in inputs.items()}
+    ours, theirs = (scores_of(all_outputs(scored, i), sizes) for i in (inputs, swapped))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_openvino_computes_the_same_covisibility(scored, sizes):
+    openvino = pytest.importorskip("openvino")
+    core = openvino.Core()
+    model = core.compile_model(core.read_model(scored.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for m, n in [(60, 45), (5, 70), (1, 1)]:
+        inputs = random_pair(m, n, sizes.input_dim)
+        found = model(inputs)
+        expected = all_outputs(scored, inputs)
+        for k in range(1, sizes.layers + 1):
+            np.testing.assert_allclose(found[f"score_{k}"], expected[f"score_{k}"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("place", [0, 59])
+def test_nan_at_any_keypoint_makes_the_covisibility_nan(scored, sizes, place):
+    inputs = random_pair(60, 45, sizes.input_dim)
+    inputs["descriptors0"][place] = np.nan
+    assert np.isnan(scores_of(all_outputs(scored, inputs), sizes)).all()
+
+
+def test_nan_counts_where_it_is_not_among_the_most_matchable(sizes):
+    """Of one keypoint only, which TopK may leave out."""
+    x = argument(Tensor(np.float32, (40, sizes.dim)))
+    weights = {"head.matchability.weight": np.ones((1, sizes.dim)), "head.matchability.bias": np.zeros(1)}
+    score = lightglue._covisibility(Layers(weights), "head", x, lightglue._Pair(op.const(np.array([20]))))
+    model = finish("covisibility", {"x": x}, {"score": score})
+    states = np.random.default_rng(0).normal(size=(40, sizes.dim)).astype(np.float32)
+    assert 0 < all_outputs(model, {"x": states})["score"] < 1
+    for place in (0, 19, 20, 39):
+        broken = states.copy()
+        broken[place, 0] = np.nan
+        assert np.isnan(all_outputs(model, {"x": broken})["score"])
+
+
+def test_weights_without_heads_of_every_layer_give_no_scores(weights, sizes):
+    lacking = {name: value for name, value in weights.items() if not name.startswith("log_assignment.0.matchability")}
+    with pytest.raises(WeightsError, match="no tensor 'log_assignment.0.matchability.weight'"):
+        lightglue.build(lacking, sizes, scores=True)
+    lightglue.build(lacking, sizes)
 
 
 @pytest.mark.slow

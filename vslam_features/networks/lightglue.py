@@ -1,7 +1,8 @@
 """LightGlue (Lindenberger et al., ICCV 2023, https://arxiv.org/abs/2306.13643) as one ONNX graph.
 
 The same network in two sizes: for ALIKED (https://github.com/cvg/LightGlue) and, as LighterGlue, for XFeat
-(https://github.com/verlab/accelerated_features). All layers run: no early stop, no pruning of points.
+(https://github.com/verlab/accelerated_features). All layers run, and no points are pruned. For a graph that stops
+early (:mod:`~vslam_features.graph.early_stop`) it is built with a covisibility score a layer (:func:`_covisibility`).
 
 What differs from these is how, not what:
 
@@ -29,6 +30,10 @@ from .layers import Layers, checked, computing_type, finish
 # the attention is what fused kernels match.
 _FLOOR = -75.0
 _END = np.iinfo(np.int64).max  # of a slice
+# Keypoints of either image that a covisible pair has a match for. Two-view geometry with as many inliers is to be
+# believed; loops need 20 or more. Of 1, 4 and 5 % of the keypoints, or 8 to 24 of them, 16 told true pairs from others
+# after the fewest layers (all pairs of corridor images, and of two other scenes).
+_COVISIBLE = 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ LIGHTERGLUE = LightGlueSizes(input_dim=64, dim=96, heads=1, layers=6)
 LIGHTGLUE_ALIKED = LightGlueSizes(input_dim=128, dim=256, heads=4, layers=9)
 
 
-def shapes(sizes: LightGlueSizes) -> dict[str, tuple[int, ...]]:
+def shapes(sizes: LightGlueSizes, scores: bool = False) -> dict[str, tuple[int, ...]]:
     """Tensors of the state dict that :func:`build` reads, name -> shape (others are ignored)."""
     d = sizes.dim
     linear = {"input_proj": (d, sizes.input_dim)}
@@ -62,21 +67,25 @@ def shapes(sizes: LightGlueSizes) -> dict[str, tuple[int, ...]]:
             linear |= {f"{name}.{projection}": (rows, d) for projection, rows in projections.items()}
             linear |= {f"{name}.ffn.0": (2 * d, 2 * d), f"{name}.ffn.3": (d, 2 * d)}
             expected |= {f"{name}.ffn.1.weight": (2 * d,), f"{name}.ffn.1.bias": (2 * d,)}
-    head = _head(sizes)
-    linear |= {f"{head}.final_proj": (d, d), f"{head}.matchability": (1, d)}
+    linear[f"{_head(sizes.layers)}.final_proj"] = (d, d)
+    linear |= {f"{_head(k)}.matchability": (1, d) for k in range(1 if scores else sizes.layers, sizes.layers + 1)}
     for name, shape in linear.items():
         expected |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return expected
 
 
-def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str = "fp32") -> onnx.ModelProto:
+def build(
+    weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str = "fp32", scores: bool = False
+) -> onnx.ModelProto:
     """The graph, of opset 18; M and N, both >= 1 (ONNX Runtime's ArgMax refuses 0), are dynamic and independent.
 
     Inputs, i in 0, 1: ``keypoints{i}`` float32 (M or N, 2), x and y in pixels, (0, 0) the centre of the top-left pixel;
     ``descriptors{i}`` float32 (M or N, input_dim); ``image_size{i}`` float32 (2,), width and height in pixels.
 
     Outputs: ``matches0`` int64 (M,), index of the best match in image 1 where the two are each other's best, else -1;
-    ``mscores0`` float32 (M,), the probability of the match, else 0. No threshold is applied; upstream's is 0.1.
+    ``mscores0`` float32 (M,), the probability of the match, else 0. No threshold is applied; upstream's is 0.1. With
+    ``scores`` also ``score_1``, ``score_2``, ... float32 (), the covisibility after each layer in [0, 1], and the last
+    one once more as ``covisibility_score``.
 
     Args:
         weights: state dict of the published model, see :func:`shapes`; names may have the prefix ``matcher.``.
@@ -89,7 +98,7 @@ def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str 
     """
     dtype = computing_type("LightGlue", precision)
     weights = {name.removeprefix("matcher."): value for name, value in weights.items()}
-    checked("LightGlue", weights, shapes(sizes), f"are they of a model of {sizes}?")
+    checked("LightGlue", weights, shapes(sizes, scores), f"are they of a model of {sizes}?")
     exact, net = Layers(weights), Layers(weights, dtype)
     count = {"0": "M", "1": "N"}
     inputs = {f"keypoints{i}": argument(Tensor(np.float32, (n, 2))) for i, n in count.items()}
@@ -101,14 +110,21 @@ def build(weights: dict[str, np.ndarray], sizes: LightGlueSizes, precision: str 
     descriptors = op.concat([inputs[f"descriptors{i}"] for i in count], axis=0)
     rotation = _rotation(net, exact, sizes, keypoints)
     x = _linear(net, net.cast(descriptors), *_parameters(net, "input_proj"))
-    for i in range(sizes.layers):
-        x = _layer(net, sizes, f"transformers.{i}", x, rotation, pair)
-    matches, scores = _assign(exact, _head(sizes), exact.cast(x), pair)
-    return finish("lightglue", inputs, {"matches0": matches, "mscores0": scores})
+    covisibility = {}
+    for k in range(1, sizes.layers + 1):
+        x = _layer(net, sizes, f"transformers.{k - 1}", x, rotation, pair)
+        if scores:
+            covisibility[f"score_{k}"] = _covisibility(exact, _head(k), exact.cast(x), pair)
+    matches, probabilities = _assign(exact, _head(sizes.layers), exact.cast(x), pair)
+    outputs = {"matches0": matches, "mscores0": probabilities}
+    if scores:
+        outputs["covisibility_score"] = op.identity(covisibility[f"score_{sizes.layers}"])
+    return finish("lightglue", inputs, outputs | covisibility)
 
 
-def _head(sizes: LightGlueSizes) -> str:
-    return f"log_assignment.{sizes.layers - 1}"
+def _head(layer: int) -> str:
+    """The assignment head of a layer, from 1: the published weights have one after each, for they are trained so."""
+    return f"log_assignment.{layer - 1}"
 
 
 def _parameters(net: Layers, *names: str) -> tuple[np.ndarray, np.ndarray]:
@@ -234,13 +250,34 @@ def _feed_forward(net: Layers, name: str, projection: str, x: Var, message: Var)
     return op.add(x, _linear(net, gelu, *_parameters(net, f"{name}.ffn.3")))
 
 
+def _covisibility(net: Layers, head: str, x: Var, pair: _Pair) -> Var:
+    """Probability () that the ``_COVISIBLE`` most matchable keypoints of an image all match; of the poorer image.
+
+    The product of their matchabilities (section 3.2 of the paper) by the layer's own head, as if they were independent.
+    Of an image with fewer keypoints, all count. NaN where the matchability of any keypoint is: TopK need not see it.
+    """
+    logs = []
+    for z in pair.split(_log_matchability(net, head, x)):
+        z = op.squeeze(z, _ints(1))
+        count = op.min([op.shape(z), _ints(_COVISIBLE)])
+        best, _ = op.top_k(z, count)
+        nan = op.mul(op.reduce_sum(z, _ints(0), keepdims=0), net.const(0))
+        logs.append(op.add(op.reduce_sum(best, _ints(0), keepdims=0), nan))
+    return op.exp(op.min(logs))
+
+
+def _log_matchability(net: Layers, head: str, x: Var) -> Var:
+    """Logarithm (M + N, 1) of each keypoint's probability of having a match."""
+    weight, bias = _parameters(net, f"{head}.matchability")
+    return op.neg(op.softplus(_linear(net, x, -weight, -bias)))  # log sigmoid(z) = -softplus(-z)
+
+
 def _assign(net: Layers, head: str, x: Var, pair: _Pair) -> tuple[Var, Var]:
     """Mutual best matches (M,) under the log assignment of section 3.2 of the paper, and their probabilities (M,)."""
     weight, bias = _parameters(net, f"{head}.final_proj")
     scale = len(bias) ** -0.25
     p0, p1 = pair.split(_linear(net, x, weight * scale, bias * scale))
-    weight, bias = _parameters(net, f"{head}.matchability")
-    z0, z1 = pair.split(op.neg(op.softplus(_linear(net, x, -weight, -bias))))  # log sigmoid(z) = -softplus(-z)
+    z0, z1 = pair.split(_log_matchability(net, head, x))
     forward = op.add(op.log_softmax(op.matmul(p0, _transposed(p1)), axis=-1), z0)
     backward = op.add(op.log_softmax(op.matmul(p1, _transposed(p0)), axis=-1), z1)
     scores = op.add(forward, _transposed(backward))
