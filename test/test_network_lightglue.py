@@ -210,8 +210,8 @@ def test_covisibility_of_swapped_images_is_the_same(scored, sizes):
 
 
 def test_openvino_computes_the_same_covisibility(scored, sizes):
-    openvino = pytest.importorskip("openvino")
-    core = openvino.Core()
+    pytest.importorskip("openvino")
+    core = shared_core()
     model = core.compile_model(core.read_model(scored.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for m, n in [(60, 45), (5, 70), (1, 1)]:
         inputs = random_pair(m, n, sizes.input_dim)

@@ -697,6 +697,14 @@ def test_signals_are_handled_after_sessions_ended_in_the_order_they_began(runtim
     assert (result.returncode, result.stdout) == (0, "handled\nalive\n"), result.stderr
 
 
+def test_there_is_one_place_that_makes_a_core():
+    """Tests too: one core of their own leaves the process of all tests after it in the state above."""
+    root = Path(__file__).parents[1]
+    makes = re.compile(r"\bCore\(\)|\b(openvino|ov)\.compile_model\(")
+    files = [p for folder in ("vslam_features", "test", "benchmarks", "tools") for p in (root / folder).rglob("*.py")]
+    assert {p.name for p in files if makes.search(p.read_text(encoding="utf-8"))} == {"ov.py"}
+
+
 MEMORY = """
 import sys, time
 import numpy as np
