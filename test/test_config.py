@@ -221,7 +221,7 @@ def test_all_problems_come_in_one_error():
         "lossless, always, never",
         "matcher.options.min_score: 3.0 is outside [0.0, 1.0]",
         "threads",
-        "'surf' is not one of aliked, orb, sift, xfeat",
+        "'surf' is not one of aliked, flexglue, orb, sift, xfeat",
     ):
         assert part in str(error.value)
 

@@ -22,7 +22,9 @@ def test_every_builtin_loads_and_is_what_its_role_says(role, base):
 def test_unknown_roles_and_names_list_the_choices():
     with pytest.raises(PluginError, match="unknown plug-in role 'feature'.*features, matcher, global, index, runtime"):
         registry.names("feature")
-    with pytest.raises(PluginError, match="unknown features plug-in 'surf'; choose one of: aliked, orb, sift, xfeat"):
+    with pytest.raises(
+        PluginError, match="unknown features plug-in 'surf'; choose one of: aliked, flexglue, orb, sift"
+    ):
         registry.get("features", "surf")
 
 
@@ -49,7 +51,9 @@ class NotADataclass:
 
 def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path, monkeypatch):
     plugin_distribution(tmp_path, monkeypatch, {"matcher": {"mine": "Mine"}, "index": {"other": "Mine"}}, MODULE)
-    assert registry.names("matcher") == ["lighterglue", "lightglue", "mine", "nearest"] and registry.names("index") == [
+    assert registry.names("matcher") == ["flexglue", "lighterglue", "lightglue", "mine", "nearest"] and registry.names(
+        "index"
+    ) == [
         "faiss",
         "flat",
         "other",

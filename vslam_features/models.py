@@ -162,7 +162,7 @@ class Models:
             Binding(session, file.card, str(file.path)).run,
             chosen,
             file.card,
-            reference_run=Binding(*reference.load()).run if needed else None,
+            reference_run=Binding(*reference.load(), str(reference.file.path)).run if needed else None,
             progress=self.progress,
             limit_s=self.config.models.gate_s,
             precision=_computed(session, file.card),
