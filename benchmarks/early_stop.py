@@ -23,7 +23,7 @@ import numpy as np
 from _criteria import Criterion, table
 from _timing import fastest_ratio, interleaved
 
-from vslam_features.artifacts.card import ModelCard, read_card
+from vslam_features.artifacts.card import read_card
 from vslam_features.artifacts.store import locate
 from vslam_features.runtimes.base import LoadRequest, Session
 from vslam_features.runtimes.ort import OnnxRuntime

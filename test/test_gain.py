@@ -24,17 +24,17 @@ from vslam_features.frontend import FrontEnd
 from vslam_features.matching.base import as_vectors
 from vslam_features.matching.verified import VerifiedMatcher
 from vslam_features.replay import gain_runs
-from vslam_features.replay.gain import Cost, Overlap, PairScores, Setting, gain_row, stops
+from vslam_features.replay.gain import Bar, Cost, Overlap, PairScores, Setting, gain_row, stops
 from vslam_features.replay.gain_csv import pairs_csv
 from vslam_features.replay.gain_plot import _GROUPS, _LINES, gain_plot
 from vslam_features.replay.gain_runs import plain_twin, require_scores, run_pairs, time_stops, with_setting
 from vslam_features.replay.gain_views import Views, choose_pairs, overlaps, views_of_images
-from vslam_features.types import Status
+from vslam_features.types import Matches, Status
 
 
 def pair(name, scores, final, verified=True, overlap=Overlap.UNKNOWN) -> PairScores:
     status = Status.OK if verified else Status.TOO_FEW_INLIERS
-    return PairScores((name, "0"), overlap, status, 30, 20, final, tuple(scores))
+    return PairScores((name, "0"), overlap, status, 30, 20, verified, final, tuple(scores))
 
 
 # 4 layers, checked after 2 and 3. At 0.8/0.5 the limits are 0.2 and 0.4, and 0.8 at the end.
@@ -49,6 +49,20 @@ PAIRS = [
     PairScores(("dark", "0"), Overlap.MARKED, Status.NO_KEYPOINTS),
 ]
 CHECKED_BY_HAND = (2, 3)
+
+
+def test_what_counts_as_verified_is_the_rule_of_loops():
+    """20 inliers on 15 % of the keypoints, as for loops of LighterGlue without poses."""
+    bar = Bar(20, 0.15)
+
+    def verified(inliers: int, keypoints: int, status=Status.OK) -> bool:
+        pairs, mask = np.zeros((40, 2), np.int32), np.arange(40) < inliers
+        return bar.passes(Matches(pairs, np.ones(40, np.float32), mask, status), keypoints)
+
+    assert verified(20, 100) and verified(20, 133) and not verified(20, 134) and verified(30, 200)
+    assert not verified(19, 100) and not verified(30, 100, Status.TOO_FEW_INLIERS)
+    assert Bar().passes(Matches.empty(Status.NO_MATCHES), 0) is False
+    assert str(bar) == "by geometry, 20 inliers or more on 15% of the keypoints" and str(Bar()) == "by geometry"
 
 
 def names(pairs) -> list[str]:
@@ -224,7 +238,7 @@ def test_the_table_is_what_the_model_does_at_each_setting(opened):
     pairs = choose_pairs(len(found))
     steps = []
     scores = run_pairs(
-        front_end.matcher, found, pairs, overlaps(found, pairs, scenes=True), lambda *at: steps.append(at)
+        front_end.matcher, found, pairs, overlaps(found, pairs, scenes=True), Bar(), lambda *at: steps.append(at)
     )
     assert steps[-1] == (55, 55) and sum(p.ran for p in scores) == 45
     assert {p.status for p in scores if not p.ran} == {Status.NO_KEYPOINTS}
@@ -263,7 +277,7 @@ def test_a_pair_on_which_the_model_fails_is_told_and_the_rest_goes_on(opened, mo
         return original(inputs)
 
     monkeypatch.setattr(engine, "run", run)
-    scores = run_pairs(front_end.matcher, found, choose_pairs(3), [Overlap.UNKNOWN] * 3)
+    scores = run_pairs(front_end.matcher, found, choose_pairs(3), [Overlap.UNKNOWN] * 3, Bar())
     assert [p.ran for p in scores] == [True, False, True] and scores[1].status is Status.BACKEND_ERROR
 
 
@@ -276,7 +290,7 @@ def test_scores_of_other_layers_than_the_card_says_are_refused(opened):
         found.get(1)[0], found.get(0)[0]
     )
     with pytest.raises(ModelFileError, match=r"after layers \[2, 3\], expected \[2, 4\]"):
-        gain_runs._scores(("a", "b"), Overlap.UNKNOWN, matches, CHECKED)
+        gain_runs._scores(("a", "b"), Overlap.UNKNOWN, matches, True, CHECKED)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .options import option, plugin_name, plugin_options
 
@@ -131,6 +131,12 @@ class LoopsConfig:
         20.0, "With poses: a loop whose rotation differs more from odometry is not confirmed.", low=0.0, high=180.0
     )
     pose_gate_drift: float = option(0.05, "Odometry drift allowed for, metres a metre travelled.", low=0.0, high=1.0)
+
+    def resolved(self, loop_inliers: int, loop_share: float) -> LoopsConfig:
+        """The same with what the matcher needs (``Matcher.loop_inliers``, ``loop_share``) where it is left to it."""
+        inliers = self.min_inliers or loop_inliers
+        share = self.min_inlier_share if self.min_inlier_share >= 0 else loop_share
+        return replace(self, min_inliers=inliers, min_inlier_share=share)
 
 
 @dataclass(frozen=True)

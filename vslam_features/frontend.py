@@ -11,7 +11,7 @@ import numpy as np
 
 from . import registry
 from .classical import available
-from .config import Config, LoopsConfig
+from .config import Config
 from .empty_guard import EmptyGuard, KeypointGuard
 from .errors import DataError
 from .features.base import store_descriptors
@@ -103,7 +103,9 @@ class FrontEnd:
         if self.global_descriptor is not None:
             index.extend(keyframes.global_descriptors())
         odometry = OdometryGate(self.config.loops, keyframes, camera_poses=self.config.pose_of == "camera")
-        loops = LoopJudge(self._loops_config(), keyframes, odometry, keyframes.confirmed_loops())
+        matcher = self.matcher.matcher
+        config = self.config.loops.resolved(matcher.loop_inliers, matcher.loop_share)
+        loops = LoopJudge(config, keyframes, odometry, keyframes.confirmed_loops())
         keyframes.keep = max(keyframes.keep, self.config.keyframes.match_last + 1)  # the new one among them
         self.keyframes, self.index, self.loops = keyframes, index, loops
         self._keypoint_guard = KeypointGuard(self.config.models)
@@ -171,12 +173,6 @@ class FrontEnd:
         """Construct the plug-in that a group of the configuration names."""
         cls = registry.get(role, group.name)
         return cls(options=cls.Options(**group.options), models=self.models, **arguments)
-
-    def _loops_config(self) -> LoopsConfig:
-        loops, matcher = self.config.loops, self.matcher.matcher
-        inliers = loops.min_inliers or matcher.loop_inliers
-        share = loops.min_inlier_share if loops.min_inlier_share >= 0 else matcher.loop_share
-        return dataclasses.replace(loops, min_inliers=inliers, min_inlier_share=share)
 
     def _still(self, tracked: Tracked) -> bool:
         """True where the keyframe shows the same view as the one before."""

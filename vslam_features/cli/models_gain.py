@@ -40,6 +40,10 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--scenes", action="store_true", help="each folder is another scene: across them nothing overlaps"
     )
+    parser.add_argument(
+        "--verified", choices=("loop", "geometry"), default="loop",
+        help="which pairs must not be lost: those that verify as loops without poses do (loops.min_inliers, "
+        "loops.min_inlier_share; the default), or all that geometry confirms, look-alikes among them")  # fmt: skip
     parser.add_argument("--max-pairs", type=count, default=0, metavar="N", help="that many of all pairs, evenly spread")
     parser.add_argument(
         "--plain", metavar="MODEL", help="what times are compared with (default: the same without stops)"
@@ -54,7 +58,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Match, time, print, write. Raises the package's errors."""
-    from ..replay.gain import gain_row
+    from ..replay.gain import Bar, gain_row
     from ..replay.gain_runs import require_scores, run_pairs, time_stops
     from ..replay.gain_views import choose_pairs, overlaps
     from .models_gain_table import Gain, table
@@ -72,8 +76,10 @@ def run(args) -> int:
         chosen = choose_pairs(len(views), args.max_pairs)
         known = overlaps(views, chosen, args.truth, args.scenes)
         settings, configured = _settings(args, matcher.options)
+        loops = config.loops.resolved(matcher.loop_inliers, matcher.loop_share)
+        least = Bar(loops.min_inliers, loops.min_inlier_share) if args.verified == "loop" else Bar()
         with ProgressBar(quiet=args.json, unit="pairs") as bar:
-            pairs = run_pairs(verified, views, chosen, known, bar)
+            pairs = run_pairs(verified, views, chosen, known, least, bar)
         times = None
         if args.time_pairs and any(pair.ran for pair in pairs):
             with ProgressBar(quiet=args.json, unit="timings") as bar:
@@ -86,6 +92,7 @@ def run(args) -> int:
         pairs=pairs,
         rows=[gain_row(pairs, card.early_stop_layers, card.layers, s, times and times.costs) for s in settings],
         configured=configured,
+        bar=least,
         plain=plain_name,
         times=times,
         truth=args.truth,

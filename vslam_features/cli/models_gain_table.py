@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..artifacts.card import ModelCard
 from ..export.text_table import aligned
-from ..replay.gain import Overlap, PairScores, Row, Setting
+from ..replay.gain import Bar, Overlap, PairScores, Row, Setting
 from ..replay.gain_runs import Times
 
 _NAMED = 8
@@ -22,6 +22,7 @@ class Gain:
     Args:
         views: what was matched, in words. all_pairs: of those; ``pairs`` may be fewer.
         rows: one a setting; ``configured``: that of the configuration, None where it does not stop.
+        bar: what counts as verified.
         plain: what times are compared with, in words. times: None where none were measured.
         truth: the loop matrix. scenes: folders are known to be apart.
     """
@@ -33,6 +34,7 @@ class Gain:
     pairs: Sequence[PairScores]
     rows: Sequence[Row]
     configured: Setting | None
+    bar: Bar
     plain: str
     times: Times | None
     truth: Path | None
@@ -57,6 +59,7 @@ class Gain:
             "pairs": len(self.pairs),
             "pairs_without_scores": dict(Counter(pair.status.label for pair in self.pairs if not pair.ran)),
             "verified": sum(pair.verified for pair in ran),
+            "verified_means": str(self.bar),
             "truth": self.truth and str(self.truth),
             "scenes": self.scenes,
             "known": {kind.name.lower(): sum(pair.overlap is kind for pair in ran) for kind in Overlap},
@@ -99,7 +102,7 @@ def _before(r: dict) -> list[str]:
     some = f", evenly chosen of {r['all_pairs']}" if r["pairs"] < r["all_pairs"] else ""
     lines = [f"{r['title']}{some}"]
     lines.append(f"  {r['layers']} layers, checked after {', '.join(map(str, r['checked_layers']))}")
-    lines.append(f"  verified by geometry without a stop: {r['verified']}")
+    lines.append(f"  verified without a stop ({r['verified_means']}): {r['verified']}")
     if r["truth"]:
         lines.append(
             f"  marked as overlapping in {r['truth']}: {r['known']['marked']}; the other pairs may overlap too"

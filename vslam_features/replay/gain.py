@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from ..artifacts.stop_rule import stopped_after
-from ..types import Status
+from ..types import Matches, Status
 
 
 class Overlap(Enum):
@@ -28,6 +28,7 @@ class PairScores:
         names: of the later and the earlier image, the order in which they were matched.
         status: after geometric verification.
         matches, inliers: their number.
+        verified: by the bar of the run (:class:`Bar`).
         covisibility: final score, None where the matcher did not run.
         layer_scores: after each checked layer; empty where the matcher did not run.
     """
@@ -37,6 +38,7 @@ class PairScores:
     status: Status
     matches: int = 0
     inliers: int = 0
+    verified: bool = False
     covisibility: float | None = None
     layer_scores: tuple[float, ...] = ()
 
@@ -45,10 +47,21 @@ class PairScores:
         """Whether the matcher gave scores: it does not run on images without keypoints, and it may fail."""
         return self.covisibility is not None and bool(self.layer_scores)
 
-    @property
-    def verified(self) -> bool:
-        """``status.confirms``."""
-        return self.status.confirms
+
+@dataclass(frozen=True)
+class Bar:
+    """What counts as verified: geometry confirms it, with so many inliers, on that share of the fewer keypoints."""
+
+    min_inliers: int = 0
+    min_share: float = 0.0
+
+    def passes(self, matches: Matches, keypoints: int) -> bool:
+        """``keypoints``: of the image that has fewer."""
+        return matches.verified and matches.num_inliers >= max(self.min_inliers, self.min_share * keypoints)
+
+    def __str__(self) -> str:
+        share = f" on {self.min_share:.0%} of the keypoints" if self.min_share else ""
+        return f"by geometry, {self.min_inliers} inliers or more{share}" if self.min_inliers or share else "by geometry"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..errors import BackendError, ModelError, ModelFileError, PluginError
 from ..matching.base import Matcher
 from ..matching.verified import VerifiedMatcher
 from ..types import Matches, Status
-from .gain import Cost, Overlap, PairScores, Setting, stops
+from .gain import Bar, Cost, Overlap, PairScores, Setting, stops
 from .gain_views import Views
 
 NO_STOP = Setting(NEVER["min_covisibility"], NEVER["early_stop_decay"])
@@ -60,9 +60,12 @@ def run_pairs(
     views: Views,
     pairs: np.ndarray,
     overlaps: Sequence[Overlap],
+    bar: Bar,
     progress: Progress = silent,
 ) -> list[PairScores]:
     """Each pair without a stop. A pair on which the model fails has the status that says so, and no scores.
+
+    ``bar``: what counts as verified.
 
     Raises ModelFileError where the model returns other scores than its card says.
     """
@@ -75,13 +78,16 @@ def run_pairs(
             matches = free.match(features0, features1, camera0, camera1)
         except BackendError as error:  # counted by the engine; one pair of thousands is no reason to end
             matches = Matches.empty(Status.BACKEND_ERROR, detail=str(error))
-        found.append(_scores((views.names[i], views.names[j]), overlap, matches, checked))
+        verified = bar.passes(matches, min(len(features0), len(features1)))
+        found.append(_scores((views.names[i], views.names[j]), overlap, matches, verified, checked))
         progress(done, len(pairs))
     return found
 
 
-def _scores(names: tuple[str, str], overlap: Overlap, matches: Matches, checked: tuple[int, ...]) -> PairScores:
-    counts = len(matches), matches.num_inliers
+def _scores(
+    names: tuple[str, str], overlap: Overlap, matches: Matches, verified: bool, checked: tuple[int, ...]
+) -> PairScores:
+    counts = len(matches), matches.num_inliers, verified
     if matches.covisibility is None or not matches.layer_scores:
         return PairScores(names, overlap, matches.status, *counts)
     layers, scores = zip(*matches.layer_scores)

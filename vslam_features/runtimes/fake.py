@@ -44,7 +44,7 @@ class Fake(Runtime):
         nan_calls: str = option("", "Calls whose float outputs hold NaN.")
         nan_inputs: str = option("", "Inputs whose float outputs hold NaN: starts of their digests, by commas.")
         nan_everywhere: bool = option(False, "NaN in all elements of these outputs; else in the first.")
-        zero_calls: str = option("", "Calls that find nothing: integer outputs are -1 (single ones and unsigned: 0), floats 0.")
+        zero_calls: str = option("", "Calls that find nothing: integers -1 (single ones and unsigned: 0), floats 0.")
         error_calls: str = option("", "Calls that fail.")
         fail_load: bool = option(False, "Loading fails.")
         delay_ms: float = option(0.0, "Added to every call, ms.", low=0.0, high=600_000.0)
