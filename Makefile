@@ -7,6 +7,8 @@ DEMO_READY := $(VENV)/.installed-demo
 READY := $(VENV)/.installed
 # OpenBLAS workers stall one another where all cores are busy, as they are in tests.
 export OPENBLAS_NUM_THREADS ?= 1
+# Tests that import it by themselves report nothing either (runtimes/ort.py).
+export ORT_DISABLE_TELEMETRY ?= 1
 
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider

@@ -634,6 +634,21 @@ for path, device in (({str(tmp_path / "noise.onnx")!r}, "cpu"), ({str(scale)!r},
     assert (result.returncode, result.stdout, said) == (0, "", [])
 
 
+def test_onnxruntime_reports_nothing_to_anybody(scale, tmp_path):
+    """Its telemetry keeps a database in the home folder, which tells whether it is on."""
+    program = f"""
+from pathlib import Path
+from vslam_features.runtimes.base import LoadRequest
+from vslam_features.runtimes.ort import OnnxRuntime
+OnnxRuntime().load(Path({str(scale)!r}), LoadRequest())
+"""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {k: v for k, v in os.environ.items() if k not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")}
+    subprocess.run([sys.executable, "-c", program], env=env | {"HOME": str(home)}, check=True, timeout=60)
+    assert not list(home.rglob("*onnxruntime*"))
+
+
 # -- time, memory, threads -------------------------------------------------------------------------
 
 

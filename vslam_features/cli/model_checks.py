@@ -26,8 +26,9 @@ def check_runtimes() -> Iterator[Check]:
         fix = "pip install 'vslam_features[cpu]', or [cuda] with an NVIDIA GPU"
         yield Check(WARN, "onnxruntime", "not installed: learned models cannot run, sift + nearest + vlad do", fix)
     else:
-        import onnxruntime
+        from ..runtimes.ort import library
 
+        onnxruntime = library()
         offered = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
         yield Check(
             OK, "onnxruntime", f"{onnxruntime.__version__} from {', '.join(installed) or 'the system'}; {offered}"

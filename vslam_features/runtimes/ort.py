@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class OnnxRuntime(Runtime):
 
     def _load(self, path: Path, request: LoadRequest) -> Session:
         chain = provider_chain(request.device, cache_of(path, self.options))
-        ort = _library()
+        ort = library()
         wanted, session, problem = chain[0][0], None, ""
         if wanted not in ort.get_available_providers():
             problem = "this build of the library has not got it"
@@ -148,7 +149,13 @@ def cache_of(path: Path, options):
     return replace(options, cache_dir=str(Path(options.cache_dir) / content_sha256(path)[:16]))
 
 
-def _library():
+def library():
+    """The module ``onnxruntime``; raises RuntimeMissingError where it cannot be imported.
+
+    From 1.29 on it reports its use to its maker over the network, from a thread and a database of its own, unless it is
+    told not to. A robot talks to nobody without being asked: it is told so, unless the user set the variable.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:
