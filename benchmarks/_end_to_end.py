@@ -32,13 +32,13 @@ class Parts:
     def whole(self, files: tuple[Path, Path]) -> Matches:
         """Decode, features, match, verify."""
         f0, f1 = (self.features.extract(self._frame(file)) for file in files)
-        return self.matcher.match(f0, f1)
+        return self.matcher.match(f0, f1, overlapping=True)
 
     def prepare(self, files: tuple[Path, Path]) -> None:
         """Keep what ``bare`` needs of a pair."""
         frames = [self._frame(file) for file in files]
         features = [self.features.extract(frame) for frame in frames]
-        pairs = self.matcher.matcher.match(*features).pairs
+        pairs = self.matcher.matcher.match_overlapping(*features).pairs
         self.prepared[files] = {
             "features": [self._image_inputs(frame) for frame in frames],
             "matcher": self._named("matcher", _ours.graph_inputs(features)),

@@ -84,7 +84,7 @@ def match_all(data: Path, name: str, config: Config, long_side: int):
                 cache[path] = extractor.extract(Frame(0, "", image)), camera
             sides.append(cache[path])
         (f0, c0), (f1, c1) = sides
-        pairs = matcher.match(f0, f1).pairs if len(f0) and len(f1) else np.empty((0, 2), np.int32)
+        pairs = matcher.match_overlapping(f0, f1).pairs if len(f0) and len(f1) else np.empty((0, 2), np.int32)
         out.append((f0.keypoints[pairs[:, 0]], f1.keypoints[pairs[:, 1]], c0, c1, truth))
     return out
 

@@ -129,6 +129,7 @@ class Config:
                 groups.setdefault(group, {}).setdefault("options", {})[rest[len("options.") :]] = value
             else:
                 groups.setdefault(group, {})[rest] = value
+        _follow_features(base, groups)
         changes = {}
         for name, value in groups.items():
             old = getattr(base, name)
@@ -139,7 +140,6 @@ class Config:
                 same_plugin = value.get("name", old.name) == old.name
                 value = {**value, "options": {**(old.options if same_plugin else {}), **value.get("options", {})}}
             changes[name] = dataclasses.replace(old, **value)
-        _follow_features(base, changes)
         if unknown:
             unknown.append("config/default.yaml lists all names")
         try:
@@ -173,13 +173,16 @@ class Config:
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def _follow_features(base: Config, changes: dict) -> None:
-    """A matcher that nobody chose is the one that suits the features: learned matchers take those they learned."""
-    features = changes.get("features")
-    if features is None or "matcher" in changes or not {features.name, base.features.name} <= set(_names()):
+def _follow_features(base: Config, groups: dict[str, dict]) -> None:
+    """A matcher that nobody chose is the one that suits the features: learned matchers take those they learned.
+
+    Options of the matcher that are given are meant for that one.
+    """
+    features, old = groups.get("features", {}).get("name"), base.features.name
+    if "name" in groups.get("matcher", {}) or features == old or not {features, old} <= set(_names()):
         return
-    if features.name != base.features.name and base.matcher.name == _matcher_of(base.features.name):
-        changes["matcher"] = MatcherConfig(name=_matcher_of(features.name))
+    if base.matcher.name == _matcher_of(old):
+        groups.setdefault("matcher", {})["name"] = _matcher_of(features)
 
 
 def _names() -> list[str]:

@@ -196,7 +196,7 @@ class FrontEnd:
         return Keyframe(0, frame.stamp_ns, frame.frame_id, kept, frame.camera, frame.pose, None, thumbnail(frame.image))
 
     def _match(self, features: Features, frame: Frame | Keyframe, ref: Keyframe) -> Matches:
-        return self.matcher.match(features, ref.features, frame.camera, ref.camera)
+        return self.matcher.match(features, ref.features, frame.camera, ref.camera, overlapping=True)
 
     def _match_again(self, keyframe: Keyframe, ref: Keyframe, doubt: str) -> Matches | None:
         cameras = keyframe.camera, ref.camera
@@ -219,7 +219,8 @@ class FrontEnd:
         return PairResult(kind, keyframe.id, candidate.ref_kf_id, candidate.ref_stamp_ns, matches)
 
     def _verify(self, keyframe: Keyframe, ref_kf_id: int) -> Matches:
-        return self._match(keyframe.features, keyframe, self.keyframes[ref_kf_id])
+        ref = self.keyframes[ref_kf_id]
+        return self.matcher.match(keyframe.features, ref.features, keyframe.camera, ref.camera)
 
     def _guarded(self, stages: Stages, keyframe: Keyframe, ref: Keyframe, matches: Matches) -> Matches:
         """The matches, or where they are empty without a reason those of the fallback."""

@@ -33,7 +33,8 @@ def add_parser(subparsers) -> None:
         "--early-stop-decay",
         type=float,
         metavar="D",
-        help="of a matcher that stops early: show the score of each checked layer, and stop with this decay (1: never)",
+        help="of a matcher that stops early: show the score of each checked layer, and stop with this decay (1: never) "
+        "as for a loop candidate; without this option and the next no pair is rejected",
     )
     parser.add_argument(
         "--min-covisibility", type=float, metavar="S", help="of a matcher with a covisibility score: the least one"
@@ -69,7 +70,8 @@ def run(args) -> int:
     start = time.perf_counter()
     features = [front_end.extract(frame) for frame in frames]
     cameras = [frame.camera for frame in frames]
-    matches = front_end.matcher.match(*features, *cameras)
+    overlapping = args.early_stop_decay is None and args.min_covisibility is None  # two images are to be matched
+    matches = front_end.matcher.match(*features, *cameras, overlapping=overlapping)
     if matches.status is Status.NO_MATCHES:  # one pair: there are no others to tell whether that is probable
         again = front_end.matcher.match_again(*features, *cameras, doubt="no match between two images")
         matches = matches if again is None else again
@@ -89,6 +91,7 @@ def run(args) -> int:
         "stopped_after_layer": matches.stopped_after_layer,
         "layer_scores": [list(pair) for pair in matches.layer_scores],
         "layer_limits": [list(pair) for pair in limits],
+        "rejects": not overlapping,
         "model": matches.model,
         "calibrated": all(frame.camera is not None for frame in frames),
         "pose": _pose(matches.pose),
@@ -183,9 +186,19 @@ def _covisibility_text(r: dict) -> list[str]:
         stop = ": stopped" if layer == r["stopped_after_layer"] else ""
         lines.append(f"    after layer {layer}: {score}, limit {limit:.3f}{stop}")
     if r["layer_limits"] and not r["stopped_after_layer"]:
-        never = "" if any(limit for _, limit in r["layer_limits"]) else ", and with limits of 0 it cannot"
-        lines.append(f"    did not stop early{never}")
+        lines.append(f"    {_no_stop(r)}")
     return lines
+
+
+def _no_stop(r: dict) -> str:
+    """Why it did not stop early. Without an option of rejection it could not; loop candidates can."""
+    limits, scores = r["layer_limits"], dict(r["layer_scores"])
+    if not any(limit for _, limit in limits):
+        return "did not stop early, and with limits of 0 it cannot"
+    if r["rejects"]:
+        return "did not stop early"
+    after = next((layer for layer, limit in limits if scores.get(layer, 1.0) < limit), 0)
+    return f"a loop candidate would {f'stop after layer {after}' if after else 'not stop early'}"
 
 
 def _pose_text(r: dict) -> str:
@@ -239,6 +252,6 @@ def _draw(path: Path, frames, features, matches, r: dict) -> None:
         f"{r['model'] or 'no model'}",
     ]
     if r["covisibility"] is not None:
-        stop = f"stopped after layer {r['stopped_after_layer']}" if r["stopped_after_layer"] else "did not stop early"
+        stop = f"stopped after layer {r['stopped_after_layer']}" if r["stopped_after_layer"] else _no_stop(r)
         header.append(f"covisibility {r['covisibility']:.3f}{f', {stop}' if r['layer_limits'] else ''}")
     write_whole(path, encode(with_header(canvas, header), path.suffix.lower()))

@@ -78,6 +78,13 @@ class Matcher(ABC):
     def match(self, features0: Features, features1: Features) -> Correspondences:
         """Correspondences, best score first. Both feature sets have keypoints."""
 
+    def match_overlapping(self, features0: Features, features1: Features) -> Correspondences:
+        """The same of images that are known to see one place, such as neighbours of a video: not rejected beforehand.
+
+        The default is ``match``.
+        """
+        return self.match(features0, features1)
+
     def match_again(self, features0: Features, features1: Features, doubt: str) -> Correspondences | None:
         """The same by other means, where ``match`` found nothing and that is in doubt; None where there are none."""
         return None

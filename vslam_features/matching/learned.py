@@ -76,6 +76,7 @@ class LearnedMatcher(Matcher):
         able = {name: np.array(self._able(name), np.float32) for name in NEVER}
         self._least = able["min_covisibility"]
         self._stop = {name: value for name, value in able.items() if name in self.engine.binding.inputs}
+        self._never = {name: np.array(NEVER[name], np.float32) for name in self._stop}
 
     def _able(self, name: str) -> float:
         """An option of rejection as far as the model can do it."""
@@ -131,14 +132,20 @@ class LearnedMatcher(Matcher):
         inputs = {**self._inputs(features0, features1), **self._stop}
         return self._correspondences(self.engine.run(inputs))
 
+    def match_overlapping(self, features0: Features, features1: Features) -> Correspondences:
+        """See :meth:`Matcher.match_overlapping`: all layers run, and no covisibility is too small."""
+        if not len(features0) or not len(features1):
+            return self.match(features0, features1)
+        inputs = {**self._inputs(features0, features1), **self._never}
+        return self._correspondences(self.engine.run(inputs), rejects=False)
+
     def match_again(self, features0: Features, features1: Features, doubt: str) -> Correspondences | None:
         """See :meth:`Matcher.match_again`: asks the fallback, which goes through all layers.
 
         So a wrong stop is found out. A pair that the fallback finds to be of too small covisibility in the end was
         rejected rightly.
         """
-        never = {name: np.array(NEVER[name], np.float32) for name in self._stop}
-        inputs = {**self._inputs(features0, features1), **never}
+        inputs = {**self._inputs(features0, features1), **self._never}
         answer = self.engine.doubt(inputs, doubt, lambda outputs: not self._found(outputs).any())
         return None if answer is None else self._correspondences(answer)
 
@@ -159,15 +166,15 @@ class LearnedMatcher(Matcher):
             return Status.NOT_COVISIBLE
         return None
 
-    def _found(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
+    def _found(self, outputs: dict[str, np.ndarray], rejects: bool = True) -> np.ndarray:
         """Bool (M,): keypoints that have a match."""
         found = (outputs["matches0"] >= 0) & (outputs["mscores0"] > self.options.min_score)
-        return found if self._rejected(outputs) is None else np.zeros_like(found)
+        return np.zeros_like(found) if rejects and self._rejected(outputs) else found
 
-    def _correspondences(self, answer: Answer) -> Correspondences:
+    def _correspondences(self, answer: Answer, rejects: bool = True) -> Correspondences:
         outputs = answer.outputs
         matches0, scores0 = outputs["matches0"], outputs["mscores0"]
-        rows = np.flatnonzero(self._found(outputs))
+        rows = np.flatnonzero(self._found(outputs, rejects))
         rows = rows[np.argsort(-scores0[rows], kind="stable")]
         pairs = np.stack([rows, matches0[rows]], axis=1).astype(np.int32)
         scores = np.clip(scores0[rows], 0, 1).astype(np.float32)
@@ -179,7 +186,7 @@ class LearnedMatcher(Matcher):
             covisibility=_number(outputs, "covisibility_score"),
             stopped_after_layer=int(_number(outputs, "stopped_after_layer") or 0),
             layer_scores=tuple((layer, score) for layer, score in layer_scores if score != NOT_RUN),
-            status=self._rejected(outputs) or (None if len(rows) else Status.NO_MATCHES),
+            status=(self._rejected(outputs) if rejects else None) or (None if len(rows) else Status.NO_MATCHES),
             runtime=answer.runtime,
             recovered=answer.recovered,
         )
@@ -202,10 +209,10 @@ class LighterGlue(LearnedMatcher):
     class Options:
         """The model and its thresholds."""
 
-        model: str = option("lighterglue", "Name in the model registry, or path of a model file.")
+        model: str = option("lighterglue-early-stop", "Name in the model registry, or path of a model file.")
         min_score: float = option(0.15, "Matches of smaller score are left out.", low=0.0, high=1.0)
-        min_covisibility: float = covisibility_option(0.0)
-        early_stop_decay: float = decay_option(1.0)
+        min_covisibility: float = covisibility_option(0.5)
+        early_stop_decay: float = decay_option(0.15)
 
 
 class LightGlue(LearnedMatcher):
@@ -217,7 +224,7 @@ class LightGlue(LearnedMatcher):
     class Options:
         """The model and its thresholds."""
 
-        model: str = option("lightglue-aliked", "Name in the model registry, or path of a model file.")
+        model: str = option("lightglue-aliked-early-stop", "Name in the model registry, or path of a model file.")
         min_score: float = option(0.1, "Matches of smaller score are left out.", low=0.0, high=1.0)
-        min_covisibility: float = covisibility_option(0.0)
-        early_stop_decay: float = decay_option(1.0)
+        min_covisibility: float = covisibility_option(0.5)
+        early_stop_decay: float = decay_option(0.2)

@@ -21,9 +21,16 @@ class VerifiedMatcher:
         self.verifier = verifier
 
     def match(
-        self, features0: Features, features1: Features, camera0: Camera | None = None, camera1: Camera | None = None
+        self,
+        features0: Features,
+        features1: Features,
+        camera0: Camera | None = None,
+        camera1: Camera | None = None,
+        overlapping: bool = False,
     ) -> Matches:
         """Current features (0) against reference features (1).
+
+        ``overlapping``: they are known to see one place, so that no matcher rejects them beforehand.
 
         ``FAULT_RECOVERED`` where it is verified and the fallback computed the match or the current features. Reference
         features that it computed were told in their own time, and do not count again in each pair after that.
@@ -40,7 +47,8 @@ class VerifiedMatcher:
                 runtime=self.matcher.runtime,
             )
         try:
-            found = self.matcher.match(features0, features1)
+            match = self.matcher.match_overlapping if overlapping else self.matcher.match
+            found = match(features0, features1)
             if not len(found.pairs) and self.matcher.suspect:
                 doubt = "no match, from a model that has lately found none where there were"
                 found = self.matcher.match_again(features0, features1, doubt) or found
