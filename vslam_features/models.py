@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -141,14 +142,13 @@ class Models:
 
         Raises ModelFileError where they are of another shape (C, h, w) than the matcher ``takes``.
         """
-        model = matcher.card.features_model
         try:
-            file = ModelFile.at(locate(model, "fp32"))
+            file = _features_of(matcher)
             session = file.load("onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads))
             binding = Binding(session, file.card, str(file.path))
             binding.require(("image",), ("descriptors",))
         except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
-            logger.info("seeded maps instead of those of '%s': %s", model, error)
+            logger.info("seeded maps instead of those of '%s': %s", matcher.card.features_model, error)
             return None
         gives = binding.map_shape("descriptors")
         if takes and gives and takes != gives:
@@ -239,6 +239,23 @@ class Models:
         if not own.passed:
             return f"does not compute what its card claims ({own.reasons[0]})"
         return "computes other weights" if record.passed and proven_sha256(own) != proven_sha256(record) else ""
+
+
+def _features_of(matcher: ModelFile) -> ModelFile:
+    """The file of a matcher's features model: by its name in the cache, else one of that name beside the matcher.
+
+    Raises ModelError or ConfigError where there is none.
+    """
+    name = matcher.card.features_model
+    try:
+        return ModelFile.at(locate(name, "fp32"))
+    except (ModelError, ConfigError):
+        for path in sorted(matcher.path.parent.glob("*.onnx")):
+            with contextlib.suppress(ModelError):
+                file = ModelFile.at(path)
+                if (file.card.role, file.card.name) == ("features", name):
+                    return file
+        raise
 
 
 def proven_sha256(record: records.Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -9,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..config import Config
-from ..errors import DataError
+from ..errors import DataError, ModelError
 from .common import add_config_arguments, load_config
 
 HELP = "compare a model with its reference, pair by pair; the exit code is 1 where it fails"
@@ -66,7 +67,6 @@ def verify(model: str, config: Config, reference: str = "", images=(), inputs=()
 
 def _extractor(model: str, config: Config, models):
     """Features of a picture by the model that a matcher's card names; None for other roles."""
-    from .. import registry
     from ..artifacts.card import read_card
     from ..artifacts.store import locate
     from ..types import Frame
@@ -75,12 +75,7 @@ def _extractor(model: str, config: Config, models):
     name = card.features_model
     if card.role != "matcher" or not name:
         return None
-    plugin_name = name
-    if name not in registry.names("features"):  # these two run any model of features: cards tell how
-        plugin_name = "flexglue" if models.open("features", name).binding.dense else "xfeat"
-    plugin = registry.get("features", plugin_name)
-    learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
-    options = plugin.Options(model=name) if learned else plugin.Options()
+    plugin, options = _plugin_of(name, config, models)
     features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
 
     def extract(image):
@@ -88,6 +83,25 @@ def _extractor(model: str, config: Config, models):
         return found.keypoints, found.descriptors
 
     return extract
+
+
+def _plugin_of(name: str, config: Config, models):
+    """The plug-in for a features model and its options: that of the configuration where this is its model."""
+    from .. import registry
+    from ..artifacts.card import read_card
+    from ..artifacts.store import locate
+
+    with contextlib.suppress(ModelError):  # the configured one need not be here
+        own = config.features.options.get("model")
+        if own and read_card(locate(own, "fp32")).name == name:  # it may be a file by its path
+            plugin = registry.get("features", config.features.name)
+            return plugin, plugin.Options(**config.features.options)
+    if name in registry.names("features"):
+        plugin = registry.get("features", name)
+    else:  # these two run any model of features: cards tell how
+        plugin = registry.get("features", "flexglue" if models.open("features", name).binding.dense else "xfeat")
+    learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
+    return plugin, plugin.Options(model=name) if learned else plugin.Options()
 
 
 def _saved(paths: list[Path], model: str, config: Config) -> tuple[list[Path], list[str]]:
