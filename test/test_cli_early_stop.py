@@ -18,8 +18,9 @@ from model_helpers import (
     tiny,  # noqa: F401
 )
 from skimage import data
-from test_early_stop_matcher import CHECKED, stopping
+from stop_helpers import CHECKED, stopping
 
+from vslam_features.matching.learned import LighterGlue
 from vslam_features.replay.pictures import with_layer_scores
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -71,7 +72,9 @@ def test_each_layer_is_shown_and_where_it_stopped(pair, glue, tmp_path, capsys):
     for k in CHECKED[CHECKED.index(stopped) + 1 :]:
         assert f"after layer {k}: not run, limit {least:.3f}" in text
     assert "did not stop" not in text
-    text = shown(capsys, *pair, glue, "--early-stop-decay", "0.5", "--viz", str(tmp_path / "not.png"))
+    text = shown(
+        capsys, *pair, glue, *"--early-stop-decay 0.5 --min-covisibility 0 --viz".split(), str(tmp_path / "not.png")
+    )
     assert "did not stop early, and with limits of 0 it cannot" in text and "limit 0.000" in text
     pictures = [cv2.imread(str(tmp_path / name)) for name in ("stopped.png", "not.png")]
     assert pictures[0].shape == pictures[1].shape and (pictures[0] != pictures[1]).any()
@@ -82,13 +85,16 @@ def test_each_layer_is_shown_and_where_it_stopped(pair, glue, tmp_path, capsys):
     [
         (["--early-stop-decay", "1"], "cannot stop early, or its card does not tell after which layers: choose one"),
         (["--early-stop-decay", "0.5"], "options.early_stop_decay is 0.5, but .* has no input 'early_stop_decay'"),
-        (["--min-covisibility", "0.5"], "options.min_covisibility is 0.5, but .* no output 'covisibility_score'"),
+        (["--min-covisibility", "0.7"], "options.min_covisibility is 0.7, but .* no output 'covisibility_score'"),
+        (["--min-covisibility", "DEFAULT"], r"--min-covisibility: matcher lighterglue \(tiny-matcher\) has no covisib"),
         (["--early-stop-decay", "0.5", "--matcher", "nearest"], "--early-stop-decay: matcher nearest has no covis"),
         (["--min-covisibility", "0.5", "--matcher", "nearest"], "--min-covisibility: matcher nearest has no covisib"),
         (["--early-stop-decay", "1.5"], "matcher.options.early_stop_decay"),
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_do_is_an_error(args, words, pair, capsys):
+    args = [str(LighterGlue.Options().min_covisibility) if text == "DEFAULT" else text for text in args]
+    pair = [a for a in pair if "nearest" not in args or not a.startswith("--set=matcher")]
     assert command("match", *pair, *args) == 1
     assert re.search(words, capsys.readouterr().err.replace("\n", " "))
 

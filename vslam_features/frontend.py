@@ -200,7 +200,7 @@ class FrontEnd:
 
     def _match_again(self, keyframe: Keyframe, ref: Keyframe, doubt: str) -> Matches | None:
         cameras = keyframe.camera, ref.camera
-        return self.matcher.match_again(keyframe.features, ref.features, *cameras, doubt=doubt)
+        return self.matcher.match_again(keyframe.features, ref.features, *cameras, doubt=doubt, overlapping=True)
 
     def _track_pair(self, stages: Stages, keyframe: Keyframe, ref: Keyframe, matches: Matches | None) -> PairResult:
         if matches is None:

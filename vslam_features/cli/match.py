@@ -46,7 +46,6 @@ def add_parser(subparsers) -> None:
 
 def run(args) -> int:
     """Match, print, draw. Raises the package's errors."""
-    from ..errors import ConfigError
     from ..frontend import FrontEnd
     from ..types import Frame, Status
 
@@ -60,20 +59,15 @@ def run(args) -> int:
     frames = [Frame(i, "camera", *_read(*side, config)) for i, side in enumerate(sides)]
     front_end = FrontEnd(config.with_values(loops__enabled=False))
     config, limits = front_end.config, front_end.matcher.matcher.stop_limits
-    if args.early_stop_decay is not None and not limits:
-        raise ConfigError(
-            f"--early-stop-decay: matcher {config.matcher.name} "
-            f"({config.matcher.options.get('model', 'without a model')}) cannot stop early, or its card does not tell "
-            "after which layers: choose one that does, see 'vslam-features models list'"
-            f"{f'; {front_end.warning}' if front_end.warning else ''}"
-        )
+    _check_limits(front_end, args)
     start = time.perf_counter()
     features = [front_end.extract(frame) for frame in frames]
     cameras = [frame.camera for frame in frames]
     overlapping = args.early_stop_decay is None and args.min_covisibility is None  # two images are to be matched
     matches = front_end.matcher.match(*features, *cameras, overlapping=overlapping)
     if matches.status is Status.NO_MATCHES:  # one pair: there are no others to tell whether that is probable
-        again = front_end.matcher.match_again(*features, *cameras, doubt="no match between two images")
+        doubt = "no match between two images"
+        again = front_end.matcher.match_again(*features, *cameras, doubt=doubt, overlapping=overlapping)
         matches = matches if again is None else again
     elapsed_ms = (time.perf_counter() - start) * 1e3
     result = {
@@ -127,6 +121,22 @@ def _with_limits(config, args):
             "has with --matcher, e.g. lighterglue"
         )
     return config.from_flat({f"matcher.options.{name}": value for name, value in given.items()}, base=config)
+
+
+def _check_limits(front_end, args) -> None:
+    """Raises ConfigError where the matcher that runs cannot follow the options of rejection that were given."""
+    from ..errors import ConfigError
+
+    matcher, chosen = front_end.matcher.matcher, front_end.config.matcher
+    lacks = ""
+    if args.min_covisibility is not None and not matcher.has_covisibility:
+        lacks = "--min-covisibility: {} has no covisibility score"
+    elif args.early_stop_decay is not None and not matcher.stop_limits:
+        lacks = "--early-stop-decay: {} cannot stop early, or its card does not tell after which layers"
+    if lacks:
+        name = f"matcher {chosen.name} ({chosen.options.get('model', 'without a model')})"
+        hint = f"choose one that does, see 'vslam-features models list'; {front_end.warning}".removesuffix("; ")
+        raise ConfigError(f"{lacks.format(name)}: {hint}")
 
 
 def _read(path: Path, camera, config):
@@ -197,7 +207,9 @@ def _no_stop(r: dict) -> str:
         return "did not stop early, and with limits of 0 it cannot"
     if r["rejects"]:
         return "did not stop early"
-    after = next((layer for layer, limit in limits if scores.get(layer, 1.0) < limit), 0)
+    if len(scores) < len(limits):
+        return "whether a loop candidate would stop early is not known: the model does not tell all scores"
+    after = next((layer for layer, limit in limits if scores[layer] < limit), 0)
     return f"a loop candidate would {f'stop after layer {after}' if after else 'not stop early'}"
 
 

@@ -70,6 +70,11 @@ class Matcher(ABC):
         return False
 
     @property
+    def has_covisibility(self) -> bool:
+        """Whether results have a covisibility score."""
+        return False
+
+    @property
     def stop_limits(self) -> tuple[tuple[int, float], ...]:
         """Layer and limit of each checked layer: a covisibility score below it stops the matcher. Empty: it cannot."""
         return ()
@@ -85,8 +90,13 @@ class Matcher(ABC):
         """
         return self.match(features0, features1)
 
-    def match_again(self, features0: Features, features1: Features, doubt: str) -> Correspondences | None:
-        """The same by other means, where ``match`` found nothing and that is in doubt; None where there are none."""
+    def match_again(
+        self, features0: Features, features1: Features, doubt: str, overlapping: bool = False
+    ) -> Correspondences | None:
+        """The same by other means, where nothing was found and that is in doubt; None where there are none.
+
+        ``overlapping``: it was ``match_overlapping`` that found nothing.
+        """
         return None
 
 

@@ -119,6 +119,11 @@ class LearnedMatcher(Matcher):
         return self.engine.suspect
 
     @property
+    def has_covisibility(self) -> bool:
+        """See :attr:`Matcher.has_covisibility`."""
+        return "covisibility_score" in self.engine.binding.outputs
+
+    @property
     def stop_limits(self) -> tuple[tuple[int, float], ...]:
         """See :attr:`Matcher.stop_limits`."""
         card = self.engine.model.card
@@ -139,15 +144,17 @@ class LearnedMatcher(Matcher):
         inputs = {**self._inputs(features0, features1), **self._never}
         return self._correspondences(self.engine.run(inputs), rejects=False)
 
-    def match_again(self, features0: Features, features1: Features, doubt: str) -> Correspondences | None:
+    def match_again(
+        self, features0: Features, features1: Features, doubt: str, overlapping: bool = False
+    ) -> Correspondences | None:
         """See :meth:`Matcher.match_again`: asks the fallback, which goes through all layers.
 
         So a wrong stop is found out. A pair that the fallback finds to be of too small covisibility in the end was
-        rejected rightly.
+        rejected rightly, unless it is known to be ``overlapping``.
         """
-        inputs = {**self._inputs(features0, features1), **self._never}
-        answer = self.engine.doubt(inputs, doubt, lambda outputs: not self._found(outputs).any())
-        return None if answer is None else self._correspondences(answer)
+        inputs, rejects = {**self._inputs(features0, features1), **self._never}, not overlapping
+        answer = self.engine.doubt(inputs, doubt, lambda outputs: not self._found(outputs, rejects).any())
+        return None if answer is None else self._correspondences(answer, rejects)
 
     def _inputs(self, *sides: Features) -> dict[str, np.ndarray]:
         inputs = {}
@@ -157,19 +164,19 @@ class LearnedMatcher(Matcher):
             inputs[f"image_size{i}"] = np.array(features.image_size, np.float32)
         return inputs
 
-    def _rejected(self, outputs: dict[str, np.ndarray]) -> Status | None:
-        """Why the pair has no matches whatever the others say."""
+    def _rejected(self, outputs: dict[str, np.ndarray], rejects: bool = True) -> Status | None:
+        """Why the pair has no matches whatever the others say; without ``rejects`` a model that stops all the same."""
         if _number(outputs, "stopped_after_layer"):
             return Status.STOPPED_EARLY
         covisibility = _number(outputs, "covisibility_score")
-        if covisibility is not None and np.float32(covisibility) < self._least:
+        if rejects and covisibility is not None and np.float32(covisibility) < self._least:
             return Status.NOT_COVISIBLE
         return None
 
     def _found(self, outputs: dict[str, np.ndarray], rejects: bool = True) -> np.ndarray:
         """Bool (M,): keypoints that have a match."""
         found = (outputs["matches0"] >= 0) & (outputs["mscores0"] > self.options.min_score)
-        return np.zeros_like(found) if rejects and self._rejected(outputs) else found
+        return np.zeros_like(found) if self._rejected(outputs, rejects) else found
 
     def _correspondences(self, answer: Answer, rejects: bool = True) -> Correspondences:
         outputs = answer.outputs
@@ -186,7 +193,7 @@ class LearnedMatcher(Matcher):
             covisibility=_number(outputs, "covisibility_score"),
             stopped_after_layer=int(_number(outputs, "stopped_after_layer") or 0),
             layer_scores=tuple((layer, score) for layer, score in layer_scores if score != NOT_RUN),
-            status=(self._rejected(outputs) if rejects else None) or (None if len(rows) else Status.NO_MATCHES),
+            status=self._rejected(outputs, rejects) or (None if len(rows) else Status.NO_MATCHES),
             runtime=answer.runtime,
             recovered=answer.recovered,
         )

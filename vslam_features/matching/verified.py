@@ -51,7 +51,7 @@ class VerifiedMatcher:
             found = match(features0, features1)
             if not len(found.pairs) and self.matcher.suspect:
                 doubt = "no match, from a model that has lately found none where there were"
-                found = self.matcher.match_again(features0, features1, doubt) or found
+                found = self.matcher.match_again(features0, features1, doubt, overlapping) or found
         except NonFiniteError as error:  # no fallback made it good
             return Matches.empty(
                 Status.NON_FINITE, detail=str(error), elapsed_ms=_since(start), runtime=self.matcher.runtime
@@ -66,10 +66,11 @@ class VerifiedMatcher:
         camera1: Camera | None = None,
         *,
         doubt: str,
+        overlapping: bool = False,
     ) -> Matches | None:
         """A second opinion on an empty result: that of the fallback, where it is another; else None."""
         start = time.perf_counter()
-        found = self.matcher.match_again(features0, features1, doubt)
+        found = self.matcher.match_again(features0, features1, doubt, overlapping)
         return None if found is None else self._verified(found, features0, features1, camera0, camera1, start)
 
     def _verified(self, found: Correspondences, features0, features1, camera0, camera1, start: float) -> Matches:
