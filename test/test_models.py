@@ -569,7 +569,8 @@ def test_a_record_of_another_version_or_device_does_not_count(field, value, gate
     "change",
     [
         {"inputs": {"keypoints0": "keypoints1", "keypoints1": "keypoints0"}},
-        {"outputs": {"matches0": "mscores0", "mscores0": "matches0"}},
+        {"layouts": {"keypoints0": "yx", "keypoints1": "yx"}},
+        {"keypoints": "unit"},
         {"preprocessing": {"channels": "grey"}},
     ],
 )
