@@ -54,7 +54,7 @@ def features_of(tmp_path, model=None, max_keypoints=100, long_side=0, own=POINT)
 
 def matcher_of(tmp_path, model=None, min_score=0.1) -> LighterGlue:
     path = save(model or matcher_model(), card("matcher", "glue"), tmp_path / "matcher.onnx")
-    return LighterGlue(LighterGlue.Options("any", min_score), Opened(engine(path, tmp_path / "incidents")))
+    return LighterGlue(LighterGlue.Options("any", min_score, 0.0, 1.0), Opened(engine(path, tmp_path / "incidents")))
 
 
 def constant_outputs(outputs, **inputs) -> onnx.ModelProto:
