@@ -46,7 +46,15 @@ from vslam_features.artifacts.cases import Case
 from vslam_features.artifacts.dense_cases import dense_cases
 from vslam_features.artifacts.gate import run_gate
 from vslam_features.config import Config
-from vslam_features.errors import DataError, IdentityError, ModelFileError, ModelMissingError, ParityError, PluginError
+from vslam_features.errors import (
+    ConfigError,
+    DataError,
+    IdentityError,
+    ModelFileError,
+    ModelMissingError,
+    ParityError,
+    PluginError,
+)
 from vslam_features.features.base import store_descriptors
 from vslam_features.features.dense import FlexGlue, Grid
 from vslam_features.features.orb import Orb
@@ -571,3 +579,11 @@ def test_files_of_others_get_the_names_of_the_defaults_by_a_registry(tmp_path, m
     assert not front_end.warning
     found = front_end.matcher.match(*[front_end.extract(frame(image)) for image in PICTURES["room-step"]])
     assert len(found) > 100 and found.status is Status.OK and found.covisibility > 0.1
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_without_files_it_is_said_where_they_come_from():
+    with pytest.raises(
+        ConfigError, match="'flexglue' is not on this machine: its files are brought by you, see docs/fl"
+    ):
+        FrontEnd(Config.from_flat({"features.name": "flexglue"}))

@@ -22,6 +22,8 @@ from .card import ROLES, ModelCard
 
 VARIABLE = "VSLAM_FEATURES_MODELS"
 SCHEMA = 2
+# Defaults of plug-ins that no entry can be given for: what is known of the files is not enough. Name -> what tells more.
+_BROUGHT = dict.fromkeys(("flexglue", "flexglue-matcher"), "docs/flexglue.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCHEMES = ("https://", "http://", "file://")
@@ -131,6 +133,11 @@ def load_catalogue(paths: Sequence[str | Path] | None = None) -> dict[str, Model
 def find_entry(name: str) -> ModelEntry:
     """The model of this name. Raises ConfigError with the closest names where there is none."""
     entries = load_catalogue()
+    if name not in entries and name in _BROUGHT:
+        raise ConfigError(
+            f"the model '{name}' is not on this machine: its files are brought by you, see {_BROUGHT[name]}; name "
+            f"one by its path, or in a registry file of your own ({VARIABLE})"
+        )
     if name not in entries:
         close = difflib.get_close_matches(name, entries, n=3)
         known = f"is {' or '.join(close)} meant?" if close else f"there are {', '.join(sorted(entries))};"
