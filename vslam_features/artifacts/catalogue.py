@@ -22,7 +22,7 @@ from .card import ROLES, ModelCard
 
 VARIABLE = "VSLAM_FEATURES_MODELS"
 SCHEMA = 2
-# Defaults of plug-ins that no entry can be given for: what is known of the files is not enough. Name -> what tells more.
+# Defaults of plug-ins that have no entry, for too little is known of the files. Name -> what tells more.
 _BROUGHT = dict.fromkeys(("flexglue", "flexglue-matcher"), "docs/flexglue.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
