@@ -82,7 +82,7 @@ class Matching:
         matches0: (M,) int64, index of the keypoint of image 1 or -1.
         mscores0: (M,) f32 in [0, 1], 0 without a match.
         covisibility_score: in [0, 1]: of the last layer that ran.
-        stopped_after_layer: 0: all layers ran.
+        stopped_after_layer: the last that ran; 0: all did.
         layer_scores: covisibility after each layer that ran.
     """
 
@@ -163,7 +163,8 @@ class FlexGlue(nn.Module):
         """What the exported graphs compute; after a stop no further layer runs.
 
         After each layer k of ``layers``, from 1, the pair is rejected when its score is below
-        ``min_covisibility * (1 - early_stop_decay) ** (L - k)``, or no number. Limits are float32, as in the graph.
+        ``min_covisibility * (1 - early_stop_decay) ** (L - k)``. A score of NaN ends the run there too, with a
+        covisibility of NaN, which callers take for a fault. Limits are float32, as in the graph.
 
         Args:
             keypoints0, keypoints1: (M, 2), (N, 2) f32, pixels of images of ``image_size0``, ``image_size1`` (2,) f32.
@@ -183,9 +184,8 @@ class FlexGlue(nn.Module):
             for k in range(1, count + 1):
                 x, score = matcher.layer(k - 1, x)
                 scores.append(score)
-                unknown = bool(score.isnan())
-                if k in layers and (unknown or score < least * (1 - decay) ** (count - k)):
-                    return self._rejected(len(keypoints0), scores, 0 if unknown else k)
+                if k in layers and not score >= least * (1 - decay) ** (count - k):  # NaN is not enough either
+                    return self._rejected(len(keypoints0), scores, k)
             if scores[-1] < least:
                 return self._rejected(len(keypoints0), scores, 0)
             points = in_image(keypoints0, image_size0), in_image(keypoints1, image_size1)
