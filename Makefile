@@ -46,7 +46,7 @@ test: $(READY) lint
 	$(IN_TWO) -m "not endurance"
 
 test-endurance: $(READY)
-	$(BIN)/python -m vslam_features models fetch default
+	$(BIN)/python -m vslam_features models fetch default effnet_cov
 	$(BIN)/python -m pytest -m endurance test
 
 test-fast: $(READY) lint

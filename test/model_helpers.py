@@ -50,7 +50,7 @@ TINY = {
     "runtime.threads": 1,
     "threads": 1,
 }
-DEFAULTS = ("xfeat", "lighterglue", "effnet_cov")
+DEFAULTS = ("xfeat", "lighterglue-early-stop", "effnet_cov")
 
 
 def tiny_config(**values) -> Config:
@@ -281,7 +281,9 @@ def learned(tmp_path, monkeypatch) -> Path:
     source = {name: USERS_CACHE / name for name in ("models", "weights", "records")}
     missing = [name for name in DEFAULTS if not (source["models"] / f"{name}.fp32.onnx").is_file()]
     if missing:
-        pytest.skip(f"no {', '.join(missing)} in {source['models']}: run vslam-features models fetch default")
+        pytest.skip(
+            f"no {', '.join(missing)} in {source['models']}: run vslam-features models fetch {' '.join(missing)}"
+        )
     root = tmp_path / "cache"
     for name, folder in source.items():
         (root / name).mkdir(parents=True)

@@ -5,12 +5,14 @@ import logging
 import re
 import shutil
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import cv2
 import numpy as np
 import pytest
 import yaml
+from gain_helpers import layered_model
 from helpers import image
 from model_helpers import (
     DEFAULTS,
@@ -44,7 +46,8 @@ from vslam_features.models import Models
 from vslam_features.networks import recipes
 from vslam_features.runtimes import hardware
 
-NAMES = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov", "megaloc"]
+NAMES = ["xfeat", "lighterglue", "lighterglue-early-stop", "aliked-n16", "aliked-t16", "lightglue-aliked",
+         "lightglue-aliked-early-stop", "effnet_cov", "megaloc"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -297,11 +300,17 @@ def test_wrong_usage_is_exit_code_2(args, capsys):
     assert said(capsys, "models", *args)[0] == 2
 
 
-def test_a_built_model_without_the_builder_names_the_package(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("missing", ["vslam_features.networks.recipes", "onnx_ir"])
+def test_a_built_model_without_the_builder_names_the_package(missing, tmp_path, monkeypatch, capsys):
     built(tmp_path, monkeypatch, lambda precision: global_model())
-    monkeypatch.setitem(sys.modules, "vslam_features.networks.recipes", None)
+    recipe = replace(recipes.RECIPES["tiny"], layers=5, scored=lambda weights, precision: layered_model())
+    monkeypatch.setitem(recipes.RECIPES, "tiny", recipe)
+    stops = {"recipe": "tiny", "role": "matcher", "features_model": "some", "early_stop_layers": [2, 4]}
+    use_registry(tmp_path, monkeypatch, entry(tmp_path, "made", b"weights", **stops))
+    monkeypatch.setitem(sys.modules, missing, None)
     code, _, err = said(capsys, "models", "fetch", "made")
-    assert code == 1 and "pip install 'vslam_features[models]'" in err and str(model_path("made", "fp32")) in err
+    assert code == 1 and "needs onnx, spox and onnx-ir" in err and "Traceback" not in err
+    assert "pip install 'vslam_features[models]'" in err and str(model_path("made", "fp32")) in err
 
 
 # -- info ------------------------------------------------------------------------------------------

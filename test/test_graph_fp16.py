@@ -27,13 +27,15 @@ from graph_helpers import (  # noqa: E402
     types,
     types_of,
 )
-from model_helpers import learned  # noqa: E402, F401
+from model_helpers import DEFAULTS, learned, weights_file  # noqa: E402, F401
 
 from vslam_features.artifacts.card import METADATA_KEY, read_card  # noqa: E402
 from vslam_features.artifacts.cases import shipped_cases  # noqa: E402
+from vslam_features.artifacts.catalogue import find_entry  # noqa: E402
 from vslam_features.artifacts.gate import run_gate  # noqa: E402
 from vslam_features.artifacts.store import model_path  # noqa: E402
 from vslam_features.graph import fp16, rules  # noqa: E402
+from vslam_features.networks.recipes import build_model  # noqa: E402
 
 INPUTS = {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)}
 CHAIN = """(float[3,4] x) => (float[3,4] r) {
@@ -362,6 +364,8 @@ POSITIONS = rules.upstream_of(rules.by_op("Cos", "Sin"))  # in pixels, which hal
 def test_models_of_the_package_pass_their_gate_in_half_precision(learned, name, keep, most):  # noqa: F811
     """Against the golden outputs of the authors' code, within the limits of docs/models.md for fp16."""
     path = model_path(name, "fp32")
+    if name not in DEFAULTS:
+        build_model(find_entry(name), weights_file(learned, name), "fp32")
     source, card = onnx.load(path), read_card(path)
     model, half = half_of(source, keep)
     assert half.casts <= 11 and half.wide == 0

@@ -449,7 +449,8 @@ def test_the_check_of_time_and_memory_can_fail(tmp_path):
 @pytest.mark.usefixtures("learned")
 def test_300_pairs_of_random_numbers_through_lighterglue():
     config = Config.from_flat({"runtime.threads": 1})
-    check_pairs(LighterGlue(LighterGlue.Options(), Models(config)), 1024, 64)
+    never = LighterGlue.Options(min_covisibility=0.0, early_stop_decay=1.0)  # times of equal numbers of layers
+    check_pairs(LighterGlue(never, Models(config)), 1024, 64)
 
 
 # -- the real default models -------------------------------------------------------------------
@@ -493,9 +494,10 @@ def test_real_features_of_hard_images():
 @pytest.mark.parametrize("n0, n1", [(0, 5), (1, 1), (1, 127), (127, 1024), (1024, 1024)])
 def test_the_real_matcher_with_any_number_of_keypoints(n0, n1):
     a, b = sides(n0, n1)
-    found = LighterGlue(LighterGlue.Options(), Models(Config())).match(a, b)
-    assert len(found.pairs) <= min(n0, n1) and np.isfinite(found.scores).all()
-    assert model_path("lighterglue", "fp32").is_file()
+    matcher = LighterGlue(LighterGlue.Options(), Models(Config()))
+    for found in (matcher.match(a, b), matcher.match_overlapping(a, b)):
+        assert len(found.pairs) <= min(n0, n1) and np.isfinite(found.scores).all()
+    assert found.stopped_after_layer == 0 and model_path("lighterglue-early-stop", "fp32").is_file()
 
 
 @pytest.mark.slow
@@ -506,7 +508,7 @@ def test_the_real_matcher_with_any_number_of_keypoints(n0, n1):
 def test_a_fault_of_the_real_matcher_on_pair_3_of_8_is_recovered(fault, said):
     made = make_scene("room", width=320, height=240, fps=5.0)
     values = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS)) | {"keyframes.every": 1}
-    values |= {"features.max_keypoints": 512, "runtime.name": "fake", "runtime.options.only": "lighterglue"}
+    values |= {"features.max_keypoints": 512, "runtime.name": "fake", "runtime.options.only": DEFAULTS[1]}
     honest = FrontEnd(Config.from_flat(values))  # also because the gate has its own calls
     expected = [p.matches.status for i in range(9) for p in honest.process(made.frame(i))[0].pairs]
     assert expected[2] is Status.OK and set(expected) <= {Status.OK, Status.DEGENERATE}  # the solver's word

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from helpers import SECOND, T0, frame, image
 from model_helpers import (
+    DEFAULTS,
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
     features_model,
@@ -292,16 +293,16 @@ def test_fp16_of_the_real_features_is_linked_and_matches_fp32():
     assert full.engine.model.sha256 != half.engine.model.sha256
     assert full.identity == half.identity and full.identity.sha256 == find_entry("xfeat").weights.sha256
     a, b = two_frames()
-    found = matcher("lighterglue").match(full.extract(a), half.extract(b))
+    found = matcher(DEFAULTS[1]).match(full.extract(a), half.extract(b))
     assert found.status is Status.OK and found.num_inliers > 50
 
 
 @pytest.mark.slow
 @with_learned
 def test_fp16_of_the_real_matcher_finds_what_fp32_finds():
-    build_model(find_entry("lighterglue"), weights_file(cache_root(), "lighterglue"), "fp16")
+    build_model(find_entry(DEFAULTS[1]), weights_file(cache_root(), "lighterglue"), "fp16")
     a, b = map(extractor("xfeat").extract, two_frames())
-    found = [matcher("lighterglue", runtime__precision=p).match(a, b) for p in ("fp32", "fp16")]
+    found = [matcher(DEFAULTS[1], runtime__precision=p).match(a, b) for p in ("fp32", "fp16")]
     pairs = [set(map(tuple, m.pairs)) for m in found]
     assert len(pairs[0] & pairs[1]) > 0.9 * len(pairs[0] | pairs[1]) > 50
     assert all(m.status is Status.OK for m in found)
@@ -681,7 +682,7 @@ def test_without_files_the_classical_set_runs_with_one_warning_that_names_the_co
     assert names == ["sift", "nearest", "vlad"]
     assert warnings_of(caplog) == [front_end.warning]
     assert "running sift + nearest + vlad instead of xfeat + lighterglue + effnet_cov" in front_end.warning
-    assert "'vslam-features models fetch xfeat lighterglue effnet_cov'" in front_end.warning
+    assert "'vslam-features models fetch xfeat lighterglue-early-stop effnet_cov'" in front_end.warning
     assert str(cache_root()) in front_end.warning
     for i in range(2):
         tracked, loops = front_end.process(frame(image(240, 320), T0 + i * SECOND))
@@ -692,7 +693,7 @@ def test_without_files_the_classical_set_runs_with_one_warning_that_names_the_co
 
 @pytest.mark.usefixtures("own_cache")
 def test_without_files_it_stops_where_that_is_wanted():
-    with pytest.raises(ModelMissingError, match="models fetch xfeat lighterglue effnet_cov'"):
+    with pytest.raises(ModelMissingError, match="models fetch xfeat lighterglue-early-stop effnet_cov'"):
         FrontEnd(Config.from_flat({**LEARNED, "models.if_missing": "error"}))
 
 
@@ -706,7 +707,7 @@ def test_a_file_that_somebody_named_has_no_substitute(tmp_path, part):
 @pytest.mark.usefixtures("own_cache")
 def test_the_command_names_the_precision():
     _, text = available(Config.from_flat({**LEARNED, "runtime.precision": "fp16"}))
-    assert "models fetch xfeat lighterglue effnet_cov --precision fp16'" in text
+    assert "models fetch xfeat lighterglue-early-stop effnet_cov --precision fp16'" in text
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -715,7 +716,7 @@ def test_classical_plugins_need_no_files():
     assert available(config) == (config, "")
 
 
-REAL = {"features": "xfeat", "matcher": "lighterglue", "retrieval": "effnet_cov"}  # not in the cache of the tests
+REAL = dict(zip(("features", "matcher", "retrieval"), DEFAULTS))  # not in the cache of the tests
 
 
 @with_tiny
@@ -743,7 +744,7 @@ def test_what_is_missing_is_replaced_with_what_cannot_stay_without_it(missing, n
 def test_features_with_a_codebook_stay_where_only_the_global_model_is_missing():
     """The tiny features under the name of those that the codebook is of."""
     save(features_model(), card("features", "xfeat"))
-    save(matcher_model(), card("matcher", "lighterglue", features_model="xfeat"))
+    save(matcher_model(), card("matcher", DEFAULTS[1], features_model="xfeat"))
     front_end = FrontEnd(Config.from_flat({**LEARNED, "threads": 1}))
     found = front_end.config
     assert [found.features.name, found.matcher.name, found.retrieval.name] == ["xfeat", "lighterglue", "vlad"]

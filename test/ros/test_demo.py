@@ -54,9 +54,9 @@ def test_the_whole_demo(tmp_path):
     assert progress["dropped"] == progress["missing"] == progress["resets"] == 0
     assert numbers["pairs"] == progress["pairs"] > 100 and not numbers["faults"]
     assert "24 of 24" in text or f"{truth['queries']} of {truth['queries']} true ones verified, 0 false" in text
-    said = "running sift + nearest instead of xfeat + lighterglue: models xfeat, lighterglue (fp32) are not on this"
+    said = "running sift + nearest instead of xfeat + lighterglue: models xfeat, lighterglue-early-stop (fp32) are not"
     assert re.search(
-        rf"^  models +{re.escape(said)}.*'vslam-features models fetch xfeat lighterglue'", text, re.MULTILINE
+        rf"^  models +{re.escape(said)}.*'vslam-features models fetch xfeat lighterglue-early-stop'", text, re.MULTILINE
     )
     assert numbers["engines"] == [] and numbers["provenance"]["instead"].startswith(said)
     page = (tmp_path / "report.html").read_text()
@@ -75,7 +75,7 @@ def test_with_models_it_names_them(tmp_path, learned):  # noqa: F811
     numbers = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert [(e["name"], e["linked"], e["lost"]) for e in numbers["engines"]] == [
         ("xfeat", True, 0),
-        ("lighterglue", True, 0),
+        ("lighterglue-early-stop", True, 0),
     ]
     assert numbers["engines"][0]["runs"] == numbers["frames"] == 12 and numbers["provenance"]["instead"] == ""
     assert numbers["by_kind"]["track"]["statuses"].get("ok", 0) >= 2

@@ -104,7 +104,7 @@ def test_without_models_it_runs_classical_plugins_and_says_so(domain, tmp_path, 
         status = peer.status["models"]
         assert status.level == WARN and status.message == peer.value("models", "instead")
         assert status.message.startswith("running sift + nearest instead of xfeat + lighterglue: models xfeat, lighter")
-        assert "run 'vslam-features models fetch xfeat lighterglue'" in status.message
+        assert "run 'vslam-features models fetch xfeat lighterglue-early-stop'" in status.message
         plugins = [peer.value(stage, "plugin") for stage in ("describe", "match", "global", "verify")]
         assert plugins == ["sift", "nearest", "vlad", "nearest"]
         assert not [name for name in peer.status if name.startswith("model ")]
@@ -112,7 +112,7 @@ def test_without_models_it_runs_classical_plugins_and_says_so(domain, tmp_path, 
         assert sum(len(CLOUDS["matches"](m)) for m in peer.clouds["matches"]) > 100
         assert process.stop() == 0
     (line,) = lines_of(process, "WARN")
-    assert "run 'vslam-features models fetch xfeat lighterglue'" in line
+    assert "run 'vslam-features models fetch xfeat lighterglue-early-stop'" in line
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_all_problems_are_told_at_once_and_can_be_corrected(make):
     with pytest.raises(ConfigError) as error:
         p.config()
     text = str(error.value)
-    assert "'surf' is not one of aliked, orb, sift, xfeat" in text and "hessian" in text
+    assert "'surf' is not one of aliked, flexglue, orb, sift, xfeat" in text and "hessian" in text
     assert "did you mean matcher.options.ratio" in text and "autostart: expected true or false" in text
 
 
@@ -158,7 +158,7 @@ def test_the_model_of_another_plugin_is_its_own(make):
     for _ in range(2):  # as at configure and again at activate
         config = p.config()
         assert config.features == Config.from_flat({"features.name": "aliked"}).features
-        assert (config.matcher.name, config.matcher.options["model"]) == ("lightglue", "lightglue-aliked")
+        assert (config.matcher.name, config.matcher.options["model"]) == ("lightglue", "lightglue-aliked-early-stop")
     shown = {n: node.get_parameter(n).value for n in ("features.options.model", "matcher.name")}
     assert shown == {"features.options.model": config.features.options["model"], "matcher.name": "lightglue"}
 

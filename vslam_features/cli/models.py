@@ -179,7 +179,8 @@ def _is_of(target: Path, entry) -> bool:
     if entry.card is not None:
         return sha256_of(target) == entry.weights.sha256
     # A robot that cannot build keeps what was built elsewhere.
-    current = card.tools.get("networks") == revision() or find_spec("spox") is None
+    builders = ("onnx", "spox", *(["onnx_ir"] if entry.early_stop_layers else []))
+    current = card.tools.get("networks") == revision() or not all(map(find_spec, builders))
     return card.source_sha256 == entry.weights.sha256 and current
 
 
@@ -191,9 +192,10 @@ def _write(entry, weights: Path, precision: str, target: Path) -> None:
         return
     try:
         from ..networks.recipes import build_model
-    except ImportError as error:
+
+        build_model(entry, weights, precision)
+    except ImportError as error:  # of onnx_ir as late as a model that stops early is made
         raise PluginError(
-            f"building models needs onnx and spox ({error}): pip install 'vslam_features[models]', or build on "
-            f"another machine and copy its {target} to the same place here"
+            f"building models needs onnx, spox and onnx-ir ({error}): pip install 'vslam_features[models]', or build "
+            f"on another machine and copy its {target} to the same place here"
         ) from error
-    build_model(entry, weights, precision)
