@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,13 @@ def store(tmp_path, monkeypatch):
 def test_the_shipped_registry():
     entries = load_catalogue()
     megaloc = entries.pop("megaloc")
-    assert list(entries) == ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
+    names = ["xfeat", "lighterglue", "aliked-n16", "aliked-t16", "lightglue-aliked", "effnet_cov"]
+    stops = {"lighterglue-early-stop": (2, 3, 4, 5), "lightglue-aliked-early-stop": (2, 4, 6, 8)}
+    assert [name for name in entries if name not in stops] == names
+    for name, layers in stops.items():
+        plain = entries[name.removesuffix("-early-stop")]
+        assert entries[name].early_stop_layers == layers and not plain.early_stop_layers
+        assert replace(entries.pop(name), name=plain.name, early_stop_layers=()) == plain
     assert (megaloc.role, megaloc.licence, megaloc.export, megaloc.recipe) == ("global", "MIT", "megaloc", "")
     assert (megaloc.weights.sources, megaloc.weights.size) == ((), 0) and megaloc.weights.page in megaloc.how_to_get()
     for entry in entries.values():
