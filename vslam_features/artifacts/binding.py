@@ -17,30 +17,7 @@ from .card import ModelCard
 from .contract import MAPS, TENSORS
 from .layouts import KEYPOINTS, LAYOUTS, Convention
 from .stop_rule import NEVER
-
-SIDES = (0, 1)
-# Inputs of a role by our names -> ranks that a file may have beside ours, whose axes of length 1 are left out.
-INPUTS = {
-    "features": {"image": (4, 3), "max_keypoints": (1, 0)},
-    "global": {"image": (4, 3)},
-    "matcher": {
-        **{f"{name}{i}": ranks for name, ranks in (("keypoints", (2,)), ("image_size", (1,))) for i in SIDES},
-        **{f"descriptors{i}": (3, 2) for i in SIDES},
-        "min_covisibility": (0,),
-        "early_stop_decay": (0,),
-    },
-}
-# A file need not take these; a matcher that takes those of ``NEVER`` gets them where the caller gives none.
-OPTIONAL = {"max_keypoints", "image_size0", "image_size1", *NEVER}
-_FLOATS = (
-    *("image", "keypoints", "descriptors", "scores", "descriptor"),
-    *("mscores0", "covisibility_score", "layer_scores"),
-)
-_WHOLE = ("matches0", "stopped_after_layer")
-_RANKS = {
-    **{"keypoints": 2, "scores": 1, "descriptor": 1, "matches0": 1, "mscores0": 1, "layer_scores": 1},
-    **{"covisibility_score": 0, "stopped_after_layer": 0},
-}
+from .tensors import FLOATS, INPUTS, OPTIONAL, RANKS, WHOLE, check_spec
 
 
 class Binding:
@@ -164,9 +141,9 @@ class Binding:
                     raise ModelFileError(
                         f"{self._where}: output '{theirs}': {error}: see 'layouts' of its card"
                     ) from error
-            if name in _FLOATS and value.dtype.kind == "f":
+            if name in FLOATS and value.dtype.kind == "f":
                 value = value.astype(np.float32, copy=False)
-            elif name in _WHOLE and value.dtype.kind == "i":
+            elif name in WHOLE and value.dtype.kind == "i":
                 value = value.astype(np.int64, copy=False)
             if name == "keypoints" and value.ndim == 2:
                 value = self._convention.to_ours(value, *self._sizes(name, inputs))
@@ -261,28 +238,9 @@ class Binding:
                 raise ModelFileError(f"{self._where}: layouts: {name}: '{layout}' is a layout of {kinds}")
 
     def _rank(self, output: str) -> int | None:
-        return (3 if self.dense else 2) if output == "descriptors" else _RANKS.get(output)
+        return (3 if self.dense else 2) if output == "descriptors" else RANKS.get(output)
 
     def _check(self, field: str, name: str, theirs: str, spec: TensorSpec, ranks: tuple[int, ...] | None) -> None:
-        """Whether a tensor of the file can be ours, as far as its type and shape say."""
-        text = f"{self._where}: {field[:-1]} '{theirs}', our '{name}', is {spec.dtype} {spec.shape}"
-        kinds = "f" if name.rstrip("01") in _FLOATS or name in _FLOATS else "i" if name in _WHOLE else "fiub"
-        if spec.dtype.kind not in kinds:
-            expected = "floats" if kinds == "f" else "whole numbers"
-            raise ModelFileError(f"{text}, expected {expected}: see '{field}' of its card")
-        if spec.shape is None or ranks is None:
-            return
-        if name in self.card.layouts:
+        if ranks is not None and name in self.card.layouts:
             ranks = (LAYOUTS[self.card.layouts[name]].file_rank,)
-        extra = len(spec.shape) - max(ranks)
-        if len(spec.shape) < min(ranks) or any(s not in (1, None) for s in spec.shape[: max(extra, 0)]):
-            axes = " or ".join(map(str, ranks))
-            raise ModelFileError(f"{text}, expected {axes} axes: see '{field}' and 'layouts' of its card")
-        if name.startswith("keypoints"):
-            if spec.shape[-1] not in (2, None):
-                raise ModelFileError(f"{text}, expected x and y in the last axis: see '{field}' of its card")
-            if field == "inputs" and spec.shape[-2] is not None:
-                raise ModelFileError(
-                    f"{text}: it takes exactly {spec.shape[-2]} keypoints an image, and images have any number: export "
-                    "it with a dynamic number of keypoints"
-                )
+        check_spec(field, name, theirs, spec, ranks, self._where)

@@ -11,10 +11,10 @@ import numpy as np
 import yaml
 
 from ..runtimes.base import Session, TensorSpec
-from .binding import INPUTS, OPTIONAL
 from .contract import MAPS, TENSORS
 from .guesses import Guess, guesses, without_batch
 from .layouts import KEYPOINTS
+from .tensors import INPUTS, OPTIONAL
 
 _OUTPUTS = {
     "features": TENSORS["features"],
