@@ -31,11 +31,12 @@ from model_helpers import (
     tiny_config,
 )
 
-from vslam_features import classical
+from vslam_features import classical, networks
 from vslam_features import config as config_module
 from vslam_features.artifacts import records
 from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
+from vslam_features.artifacts.catalogue import find_entry
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import content_sha256, model_path
@@ -300,13 +301,33 @@ def test_wrong_usage_is_exit_code_2(args, capsys):
     assert said(capsys, "models", *args)[0] == 2
 
 
-@pytest.mark.parametrize("missing", ["vslam_features.networks.recipes", "onnx_ir"])
-def test_a_built_model_without_the_builder_names_the_package(missing, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def stops(tmp_path, monkeypatch):
+    """A registry with a matcher that is built to stop early."""
     built(tmp_path, monkeypatch, lambda precision: global_model())
     recipe = replace(recipes.RECIPES["tiny"], layers=5, scored=lambda weights, precision: layered_model())
     monkeypatch.setitem(recipes.RECIPES, "tiny", recipe)
-    stops = {"recipe": "tiny", "role": "matcher", "features_model": "some", "early_stop_layers": [2, 4]}
-    use_registry(tmp_path, monkeypatch, entry(tmp_path, "made", b"weights", **stops))
+    values = {"recipe": "tiny", "role": "matcher", "features_model": "some", "early_stop_layers": [2, 4]}
+    use_registry(tmp_path, monkeypatch, entry(tmp_path, "made", b"weights", **values))
+
+
+@pytest.mark.usefixtures("stops")
+def test_a_built_matcher_is_current_while_its_layers_and_what_makes_it_stop_are_the_same(tmp_path, monkeypatch):
+    made, target = find_entry("made"), model_path("made", "fp32")
+    recipes.build_model(made, tmp_path / "made.file.onnx")
+    assert read_card(target).early_stop_layers == (2, 4) and models_cli._is_of(target, made)
+    assert not models_cli._is_of(target, replace(made, early_stop_layers=(2,)))
+    assert not models_cli._is_of(target, replace(made, early_stop_layers=()))
+    assert networks.revision() != networks.revision(early_stop=True) == networks.revision(early_stop=True)
+    monkeypatch.setattr(networks, "revision", lambda early_stop=False: "of others" if early_stop else "")
+    assert not models_cli._is_of(target, made)
+    monkeypatch.setattr(models_cli, "find_spec", lambda name: None if name == "onnx_ir" else name)
+    assert models_cli._is_of(target, made), "a robot that cannot build it keeps it"
+
+
+@pytest.mark.usefixtures("stops")
+@pytest.mark.parametrize("missing", ["vslam_features.networks.recipes", "onnx_ir"])
+def test_a_built_model_without_the_builder_names_the_package(missing, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, missing, None)
     code, _, err = said(capsys, "models", "fetch", "made")
     assert code == 1 and "needs onnx, spox and onnx-ir" in err and "Traceback" not in err

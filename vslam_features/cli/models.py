@@ -178,10 +178,12 @@ def _is_of(target: Path, entry) -> bool:
         return False
     if entry.card is not None:
         return sha256_of(target) == entry.weights.sha256
+    stops = bool(entry.early_stop_layers)
+    if (card.source_sha256, card.early_stop_layers) != (entry.weights.sha256, entry.early_stop_layers):
+        return False
     # A robot that cannot build keeps what was built elsewhere.
-    builders = ("onnx", "spox", *(["onnx_ir"] if entry.early_stop_layers else []))
-    current = card.tools.get("networks") == revision() or not all(map(find_spec, builders))
-    return card.source_sha256 == entry.weights.sha256 and current
+    builders = ("onnx", "spox", *(["onnx_ir"] if stops else []))
+    return card.tools.get("networks") == revision(stops) or not all(map(find_spec, builders))
 
 
 def _write(entry, weights: Path, precision: str, target: Path) -> None:

@@ -6,10 +6,14 @@ import hashlib
 from importlib import resources
 
 
-def revision() -> str:
-    """Twelve digits that change with any of these files: a model built by others is built again."""
-    digest = hashlib.sha256()
-    for file in sorted(resources.files(__package__).iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".py"):
-            digest.update(file.read_bytes())
+def revision(early_stop: bool = False) -> str:
+    """Twelve digits that change with any of these files: a model built by others is built again.
+
+    ``early_stop``: of a model that stops early, which files of ``graph`` make as well.
+    """
+    digest, here = hashlib.sha256(), resources.files(__package__)
+    for folder in (here, *([resources.files("vslam_features") / "graph"] if early_stop else [])):
+        for file in sorted(folder.iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".py"):
+                digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

@@ -82,7 +82,7 @@ def build_model(entry: ModelEntry, weights: Path, precision: str = "fp32", targe
         **changed,
         tools={
             "vslam_features": __version__,
-            "networks": revision(),
+            "networks": revision(bool(entry.early_stop_layers)),
             **{name: version(name) for name in ("onnx", "spox", *(["onnx-ir"] if changed else []))},
         },
     )
