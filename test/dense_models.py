@@ -7,18 +7,23 @@ may be interpolated. ``map_matcher`` samples both maps bilinearly and takes mutu
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import cv2
 import numpy as np
 import onnx
+import pytest
 import spox.opset.ai.onnx.v18 as op
-from model_helpers import build, card, save
+from model_helpers import GLOBAL_CARD, build, card, command, global_model, own_cache, save  # noqa: F401
 from spox import Tensor, Var, argument
 
+from vslam_features.artifacts import golden
 from vslam_features.artifacts.card import ModelCard
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.config import Config
+from vslam_features.frontend import FrontEnd
+from vslam_features.models import Models
 
 CHANNELS, STRIDE = 96, 8
 SEEN = (512, 384)  # width and height that the map model sees
@@ -194,3 +199,34 @@ def _i64(*values) -> Var:
 
 def _f32(value) -> Var:
     return op.const(np.asarray(value, np.float32))
+
+
+# -- for tests ---------------------------------------------------------------------------------
+
+PICTURES = {p.name: p.images for p in golden.pairs()}
+SET = [text for name, value in DENSE.items() for text in ("--set", f"{name}={value}")]
+
+
+def run(*args) -> None:
+    """``vslam-features``, which must end well."""
+    assert command(*map(str, args)) == 0
+
+
+@pytest.fixture(scope="session")
+def _dense_cache(tmp_path_factory):
+    """The models with their parity records."""
+    root = tmp_path_factory.mktemp("dense") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VSLAM_FEATURES_CACHE", str(root))
+        place_dense_models()
+        save(global_model(), GLOBAL_CARD)
+        FrontEnd(dense_config())
+        Models(dense_config(runtime__name="fake")).open("features", "dense-features")
+        Models(dense_config(runtime__name="fake")).open("matcher", "dense-matcher")
+    return root
+
+
+@pytest.fixture
+def dense(own_cache, _dense_cache):  # noqa: F811
+    shutil.copytree(_dense_cache, own_cache)
+    return own_cache

@@ -1,58 +1,41 @@
 """Dense features and their matcher in the front-end: keypoints, storage, maps, sizes that change, gate, faults."""
 
-import contextlib
-import json
-import shutil
-import sqlite3
 from dataclasses import replace
 
 import cv2
 import helpers
 import numpy as np
 import pytest
-import yaml
 from dense_models import (
     DENSE,
     FEATURES_CARD,
     MAP,
     MATCHER_CARD,
+    PICTURES,
     SEEN,
-    STEPS,
+    _dense_cache,  # noqa: F401
+    dense,  # noqa: F401
     dense_config,
     map_matcher,
     map_model,
-    place_dense_models,
-    renamed,
 )
 from helpers import frame
 from model_helpers import (
-    GLOBAL_CARD,
     Opened,
-    command,
     engine,
     features_model,
-    global_model,
     learned,  # noqa: F401 (fixtures)
     own_cache,  # noqa: F401
     save,
 )
 from model_helpers import card as card_of
 
-from vslam_features.artifacts import golden
-from vslam_features.artifacts.binding import Binding
-from vslam_features.artifacts.cache import sha256_of
-from vslam_features.artifacts.card import sidecar_path
-from vslam_features.artifacts.cases import Case
-from vslam_features.artifacts.dense_cases import dense_cases
-from vslam_features.artifacts.gate import run_gate
 from vslam_features.config import Config
 from vslam_features.errors import (
-    ConfigError,
     DataError,
     IdentityError,
     ModelFileError,
     ModelMissingError,
-    ParityError,
     PluginError,
 )
 from vslam_features.features.base import store_descriptors
@@ -60,36 +43,12 @@ from vslam_features.features.dense import FlexGlue, Grid
 from vslam_features.features.orb import Orb
 from vslam_features.features.sift import Sift
 from vslam_features.frontend import FrontEnd
-from vslam_features.maps.reader import MapReader
-from vslam_features.maps.verify import verify
 from vslam_features.matching.base import as_map, as_vectors
 from vslam_features.matching.flexglue import FlexGlue as FlexGlueMatcher
 from vslam_features.models import Models
 from vslam_features.runtimes.base import LoadRequest
 from vslam_features.runtimes.ort import OnnxRuntime
 from vslam_features.types import Frame, Status
-
-PICTURES = {p.name: p.images for p in golden.pairs()}
-
-
-@pytest.fixture(scope="module")
-def _dense_cache(tmp_path_factory):
-    """The models with their parity records."""
-    root = tmp_path_factory.mktemp("dense") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VSLAM_FEATURES_CACHE", str(root))
-        place_dense_models()
-        save(global_model(), GLOBAL_CARD)
-        FrontEnd(dense_config())
-        Models(dense_config(runtime__name="fake")).open("features", "dense-features")
-        Models(dense_config(runtime__name="fake")).open("matcher", "dense-matcher")
-    return root
-
-
-@pytest.fixture
-def dense(own_cache, _dense_cache):  # noqa: F811
-    shutil.copytree(_dense_cache, own_cache)
-    return own_cache
 
 
 @pytest.fixture(scope="module")
@@ -325,265 +284,3 @@ def test_an_image_size_that_switches_changes_nothing():
         assert len(pairs) > 60 and np.median(error) < 1.5 and (error < 4).mean() > 0.8, (len(pairs), np.median(error))
     same = seen[4].pairs[0].matches  # the same picture twice
     assert len(same) > 100 and np.abs(points[4][same.pairs[:, 0]] - points[3][same.pairs[:, 1]]).max() < 1e-3
-
-
-# -- maps ----------------------------------------------------------------------------------------
-
-SET = [text for name, value in DENSE.items() for text in ("--set", f"{name}={value}")]
-
-
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory):
-    """A folder: along a wall and back."""
-    wall, folder = helpers.image(240, 900), tmp_path_factory.mktemp("walk")
-    for i in range(10):
-        x = 40 * min(i, 9 - i)
-        cv2.imwrite(str(folder / f"{i:02d}.png"), wall[:, x : x + 320])
-    return folder
-
-
-def run(*args) -> None:
-    assert command(*map(str, args)) == 0
-
-
-@pytest.mark.usefixtures("dense")
-def test_a_map_of_dense_features_is_made_verified_localised_in_and_exported(walk, tmp_path, capsys):
-    house, common = tmp_path / "house.vmap", [*SET, "--set", "loops.consensus=1"]
-    run("replay", walk, *common, "--map", house, "--out", tmp_path / "run")
-    assert not verify(house).damaged
-    with MapReader(house) as reader:
-        headers = reader.headers()
-        assert len(headers) == 10 and reader.models.features.name == "dense-features"
-        for header in headers:
-            features = reader.keyframe(header.id).features
-            assert features.descriptors.shape == MAP and features.descriptors.dtype == np.float16
-            assert len(features) == header.num_keypoints > 20
-        track = [p.matches for h in headers for p in reader.pairs(h.id) if p.ref_kf_id == h.id - 1]
-        live = [reader.keyframe(i).features for i in (3, 4)]
-    assert len(track) == 9 and all(m.status is Status.OK for m in track)
-    # What is read is matched as what was live.
-    matcher = FlexGlueMatcher(FlexGlueMatcher.Options("dense-matcher", 0.1, 0.05), Models(dense_config()))
-    np.testing.assert_array_equal(matcher.match(*live[::-1]).pairs, track[3].pairs)
-
-    before = house.read_bytes()
-    run("replay", walk, *common, "--map", house, "--map-mode", "localize", "--out", tmp_path / "there")
-    found = json.loads((tmp_path / "there" / "metrics.json").read_text())
-    assert house.read_bytes() == before and found["by_kind"]["relocalisation"]["statuses"] == {"ok": 30}
-    run("replay", walk, *common, "--map", house, "--map-mode", "continue", "--out", tmp_path / "again")
-    run("map", "verify", house)
-    run("map", "info", house)
-    run("map", "compact", house)
-    for to in ("colmap", "hloc"):
-        capsys.readouterr()
-        run("map", "export", house, tmp_path / to, "--to", to)
-        assert f"dense maps, which {to} has no place for: left out" in capsys.readouterr().err
-    with contextlib.closing(sqlite3.connect(tmp_path / "colmap")) as colmap:
-        rows = {t: colmap.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("keypoints", "descriptors")}
-        assert rows == {"keypoints": 20, "descriptors": 0}
-    run("map", "merge", house, house, tmp_path / "both.vmap")
-    with MapReader(tmp_path / "both.vmap") as reader:
-        assert len(reader.headers()) == 40 and reader.keyframe(39).features.descriptors.shape == MAP
-    capsys.readouterr()
-
-
-@pytest.mark.usefixtures("dense")
-def test_other_detectors_continue_a_map(walk, tmp_path):
-    """Keypoints are no part of the identity; another model is."""
-    house, common = tmp_path / "house.vmap", [*SET]
-    run("replay", walk, *common, "--map", house, "--out", tmp_path / "a")
-    orb = ["--set", "features.options.detector=orb"]
-    run("replay", walk, *common, *orb, "--map", house, "--map-mode", "continue", "--out", tmp_path / "b")
-    save(map_model(half=False), FEATURES_CARD)
-    assert command("replay", str(walk), *common, "--map", str(house), "--map-mode", "continue", "--out",
-                   str(tmp_path / "c")) == 1  # fmt: skip
-
-
-@pytest.mark.usefixtures("dense")
-@pytest.mark.parametrize("features", ["sift", "flexglue"])
-def test_match_shows_dense_pairs(features, tmp_path, capsys):
-    for i, image in enumerate(PICTURES["room-step"]):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), image)
-    settings = SET if features == "flexglue" else ["--set", "matcher.name=nearest"]
-    run("match", tmp_path / "0.png", tmp_path / "1.png", "--features", features, *settings, "--json", "--viz",
-        tmp_path / "out.png")  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
-    assert found["status"] == "ok" and found["num_inliers"] > 50 and (tmp_path / "out.png").is_file()
-    assert (found["covisibility"] is not None) == (features == "flexglue")
-
-
-# -- the gate ------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("dense")
-def test_the_gate_of_a_matcher_of_maps_runs_on_pictures(capsys, tmp_path, caplog):
-    run("models", "verify", "dense-matcher", "--json")
-    report = json.loads(capsys.readouterr().out)
-    assert report["passed"] and [p["name"] for p in report["pairs"]] == ["cup", "stars-dim", "corridor-turn"]
-    assert all(p["matches"][0] > 25 and p["evidence"] for p in report["pairs"])
-    for i, image in enumerate((*PICTURES["room-step"], *PICTURES["cat"])):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), image)
-    run("models", "verify", "dense-matcher", "--images", tmp_path, *SET, "--json")
-    report = json.loads(capsys.readouterr().out)
-    assert report["passed"] and [p["name"] for p in report["pairs"]][3:] == ["0 1", "1 2", "2 3"]
-    assert report["pairs"][3]["matches"][0] > 100
-    run("models", "verify", "dense-features")
-    assert "PASSED" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_without_the_features_model_the_gate_runs_on_seeded_maps(tmp_path):
-    path = save(map_matcher(), MATCHER_CARD, tmp_path / "matcher.onnx")
-    report = Models(dense_config()).verify(str(path))
-    assert report.passed and all(
-        row.name.startswith("seeded") and row.comparison.matches[0] > 50 for row in report.rows
-    )
-
-
-def test_seeded_maps_have_the_matches_of_their_motion(tmp_path):
-    """Keypoints of the same cells of the scene, in whatever order; the image covers its map in cells of 8 pixels."""
-    run = Binding(OnnxRuntime().load(save(map_matcher(shape=(16, 12, 20)), MATCHER_CARD, tmp_path / "m.onnx"),
-                                     LoadRequest(threads=1)), MATCHER_CARD).run  # fmt: skip
-    for case in dense_cases(None, (16, 12, 20)):
-        inputs = case.runs[0]
-        assert inputs["image_size0"].tolist() == [160, 96] and inputs["descriptors0"].shape == (16, 12, 20)
-        found = run(inputs)["matches0"]
-        moved = inputs["keypoints1"][found[found >= 0]] - inputs["keypoints0"][found >= 0]
-        assert (found >= 0).sum() > 50
-        values, counts = np.unique(moved, axis=0, return_counts=True)
-        step = values[counts.argmax()]
-        assert counts.max() > 0.9 * len(moved) and (step % 8 == 0).all() and step.any()
-
-
-@pytest.mark.parametrize("fault", ["noise", "shift", "nan", "constant", "shape"])
-def test_maps_that_are_not_the_references_fail_the_gate(fault, tmp_path):
-    run = Binding(OnnxRuntime().load(save(map_model(), FEATURES_CARD, tmp_path / "m.onnx"), LoadRequest(threads=1)),
-                  FEATURES_CARD).run  # fmt: skip
-    cases = [Case(n, tuple({"image": FEATURES_CARD.preprocessing.apply(i)} for i in v)) for n, v in PICTURES.items()][
-        :2
-    ]
-
-    def wrong(inputs):
-        d = run(inputs)["descriptors"]
-        rng = np.random.default_rng(0)
-        return {
-            "noise": lambda: d + 0.05 * np.abs(d).mean() * rng.normal(size=d.shape).astype(np.float32),
-            "shift": lambda: np.roll(d, 1, axis=2),
-            "nan": lambda: np.where(d == d.max(), np.float32(np.nan), d),
-            "constant": lambda: np.ones_like(d),
-            "shape": lambda: d.transpose(0, 2, 1).copy(),
-        }[fault]()
-
-    report = run_gate(lambda inputs: {"descriptors": wrong(inputs)}, cases, FEATURES_CARD, run)
-    assert not report.passed
-    assert run_gate(run, cases, FEATURES_CARD, run).passed
-    if fault == "constant":  # a reference that says the same of all proves nothing
-        same = {"descriptors": np.ones(MAP, np.float32)}
-        report = run_gate(lambda i: same, cases, FEATURES_CARD, lambda i: same)
-        assert not report.passed and "proves nothing" in report.reasons[0]
-
-
-@pytest.mark.usefixtures("dense")
-def test_a_matcher_that_reads_keypoints_otherwise_is_another_record(tmp_path):
-    """The same file under a card that gives keypoints otherwise fails or passes for itself."""
-    path = save(map_matcher(keypoints="unit"), replace(MATCHER_CARD, keypoints="unit"), tmp_path / "unit.onnx")
-    assert Models(dense_config()).open("matcher", str(path)).model.linked
-    shape = renamed(map_matcher(keypoints="unit"), {})
-    path = save(shape, MATCHER_CARD, tmp_path / "unit.onnx")  # pixels far outside of the unit square
-    with pytest.raises(ParityError, match="proves nothing|does not compute"):
-        Models(dense_config()).open("matcher", str(path))
-
-
-@pytest.mark.usefixtures("learned")
-def test_keypoints_of_the_real_xfeat():
-    place_dense_models()
-    found = FrontEnd(dense_config(features__options__detector="xfeat", loops__enabled=False)).extract(
-        frame(PICTURES["room-step"][0])
-    )
-    assert len(found) == 400 and found.descriptors.shape == MAP and found.model.name == "dense-features"
-
-
-def test_options_of_a_matcher_that_nobody_named_are_those_of_the_one_that_suits_the_features():
-    given = {"features.name": "flexglue", "matcher.options.min_covisibility": 0.25}
-    config = Config.from_flat(given)
-    assert config.matcher.name == "flexglue" and config.matcher.options["min_covisibility"] == 0.25
-    assert config.matcher.options["model"] == "flexglue-matcher"
-    assert Config.from_flat({"features.name": "xfeat"}, base=config).matcher.name == "lighterglue"
-    assert Config.from_flat({"features.name": "flexglue", "matcher.name": "nearest"}).matcher.name == "nearest"
-    own = Config.from_flat({"matcher.name": "nearest"})
-    assert Config.from_flat({"features.name": "flexglue"}, base=own).matcher.name == "nearest"  # somebody chose it
-
-
-# -- files of others -----------------------------------------------------------------------------
-
-THEIRS = {"keypoints0": "kp_a", "keypoints1": "kp_b", "descriptors0": "x.7", "descriptors1": "x.8"}
-BOUND = {
-    "inputs": THEIRS,
-    "keypoints": "signed",
-    "layouts": {"descriptors0": "tokens", "descriptors1": "tokens"},
-}
-
-
-def their_files(folder):
-    """A descriptor model and a matcher with names, layouts and coordinates of their own."""
-    features, matcher = folder / "their_descriptor.onnx", folder / "their_matcher.onnx"
-    model = map_matcher(layout="tokens", batch=True, keypoints="signed", image_size=False)
-    matcher.write_bytes(renamed(model, THEIRS).SerializeToString())
-    features.write_bytes(renamed(map_model(batch=True), {"image": "pixels", "descriptors": "map"}).SerializeToString())
-    return features, matcher
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_files_of_others_beside_one_another_are_bound_by_sidecars(tmp_path, capsys):
-    features, matcher = their_files(tmp_path)
-    base = {"licence": "CC0-1.0", "name": "theirs"}
-    own = {"role": "features", "preprocessing": STEPS.to_dict(), "inputs": {"image": "pixels"}}
-    sidecar_path(features).write_text(yaml.safe_dump({**base, **own, "outputs": {"descriptors": "map"}}))
-    own = {"role": "matcher", "features_model": "theirs", **BOUND}
-    sidecar_path(matcher).write_text(yaml.safe_dump({**base, **own}))
-    for i, image in enumerate(PICTURES["room-step"]):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), image)
-    settings = ["--set", f"features.options.model={features}", "--set", f"matcher.options.model={matcher}"]
-    settings += ["--set", "features.max_keypoints=400", "--set", "matcher.options.min_covisibility=0.05"]
-    run("match", tmp_path / "0.png", tmp_path / "1.png", "--features", "flexglue", *settings, "--json")
-    found = json.loads(capsys.readouterr().out)
-    # The gate of the matcher has the maps of the file beside it, and so has 'verify' with pictures.
-    run("models", "verify", matcher, "--json")
-    assert json.loads(capsys.readouterr().out)["pairs"][0]["name"] == "cup"
-    run("models", "verify", matcher, "--images", tmp_path, "--set", "features.name=flexglue", *settings, "--json")
-    assert json.loads(capsys.readouterr().out)["pairs"][-1]["matches"][0] > 100
-
-    place_dense_models()
-    front_end = FrontEnd(dense_config(loops__enabled=False))
-    sides = [front_end.extract(frame(image)) for image in PICTURES["room-step"]]
-    expected = front_end.matcher.match(*sides)
-    assert found["num_matches"] == len(expected) > 100 and found["num_inliers"] == expected.num_inliers
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_files_of_others_get_the_names_of_the_defaults_by_a_registry(tmp_path, monkeypatch, capsys):
-    entries = []
-    for path, own in zip(their_files(tmp_path), (
-        {"preprocessing": STEPS.to_dict(), "inputs": {"image": "pixels"}, "outputs": {"descriptors": "map"}}, BOUND,
-    )):  # fmt: skip
-        matcher = "matcher" in path.name
-        file = {"file": path.name, "sha256": sha256_of(path), "size": path.stat().st_size}
-        entry = {"name": "flexglue-matcher" if matcher else "flexglue", "role": "matcher" if matcher else "features"}
-        entry |= {"version": "1", "licence": "CC0-1.0", "homepage": "https://example.org", "card": own}
-        entry |= {"file": {**file, "sources": [{"path": path.name}]}}
-        entries.append(entry | ({"features_model": "flexglue"} if matcher else {}))
-    (tmp_path / "registry.yaml").write_text(yaml.safe_dump({"schema": 2, "models": entries}))
-    monkeypatch.setenv("VSLAM_FEATURES_MODELS", str(tmp_path / "registry.yaml"))
-    run("models", "fetch", "flexglue", "flexglue-matcher")
-    front_end = FrontEnd(Config.from_flat({"features.name": "flexglue", "loops.enabled": False, "runtime.threads": 1,
-                                           "matcher.options.min_covisibility": 0.05}))  # fmt: skip
-    assert not front_end.warning
-    found = front_end.matcher.match(*[front_end.extract(frame(image)) for image in PICTURES["room-step"]])
-    assert len(found) > 100 and found.status is Status.OK and found.covisibility > 0.1
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_without_files_it_is_said_where_they_come_from():
-    with pytest.raises(
-        ConfigError, match="'flexglue' is not on this machine: its files are brought by you, see docs/fl"
-    ):
-        FrontEnd(Config.from_flat({"features.name": "flexglue"}))
