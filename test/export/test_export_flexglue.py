@@ -33,6 +33,7 @@ from vslam_features.export.descriptors import opened, run  # noqa: E402
 from vslam_features.networks.flexglue import FLEXGLUE_TINY  # noqa: E402
 from vslam_features.networks.flexglue_weights import constructed, randomised  # noqa: E402
 
+pytestmark = pytest.mark.timeout(600)  # the first test exports
 ROOT = Path(__file__).parents[2]
 PRECISIONS = ("fp32", "fp16")
 NAMES = ("flexglue-tiny", "flexglue-matcher-tiny", "flexglue-matcher-early-stop-tiny")
