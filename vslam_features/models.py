@@ -27,6 +27,7 @@ from .runtimes.base import LoadRequest, Session
 logger = logging.getLogger(__name__)
 
 Fallback = Callable[[], tuple[Session, ModelCard]]
+_EMULATED = "emulates BF16 in float32 to predict the accuracy of a device: not the file that a device runs"
 
 
 class Models:
@@ -64,6 +65,7 @@ class Models:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
         load_fallback, note = self._fallback(reference, record)
+        note = "; ".join(filter(None, (note, _EMULATED if file.card.emulated else "")))
         if note:
             logger.warning("%s: %s", file.card.name, note)
         opened = OpenedModel(

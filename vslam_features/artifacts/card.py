@@ -78,6 +78,11 @@ class ModelCard:
         if of_3 or self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1:
             object.__setattr__(self, "schema", 3 if of_3 else 2)
 
+    @property
+    def emulated(self) -> bool:
+        """Whether the file imitates another precision in float32, to predict what a device computes: none to build."""
+        return any("emulated" in patch.split() for patch in self.patches)
+
     def to_dict(self) -> dict:
         """Plain JSON values."""
         values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(self).items()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from ..errors import PluginError
-from . import model_patch_early_stop, model_patch_file
+from . import model_patch_bf16_attention, model_patch_cumsum, model_patch_early_stop, model_patch_file
 
-HELP = "change the graph of a model file: early-stop"
+HELP = "change the graph of a model file: early-stop, cumsum, bf16-attention"
 EXAMPLE = "vslam-features models patch early-stop matcher.onnx --layers 2,4,6,8"
-_PATCHES = (model_patch_early_stop,)
+_PATCHES = (model_patch_early_stop, model_patch_cumsum, model_patch_bf16_attention)
 
 
 def add_arguments(parser) -> None:

@@ -91,7 +91,8 @@ def _keypoints(source) -> tuple[str, int] | None:
 
 def _times(source, staged: Path, card):
     """None, with the reason on stderr, where the plain file cannot be run here: the other is proved to be valid."""
-    from .model_patch_times import PlainRun, stop_times
+    from .model_patch_run import PlainRun
+    from .model_patch_times import stop_times
 
     try:
         plain = PlainRun.of(source.path, source.card)

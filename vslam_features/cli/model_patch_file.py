@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 
@@ -22,7 +23,7 @@ def add_options(patch) -> None:
     patch.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def read(args, kind: str):
+def read(args, kind: str = ""):
     """The file, graph and card that the options name, without a patch of this kind yet. Raises as ``Source.read``."""
     from ..artifacts.store import locate
     from ..graph.patching import Source
@@ -36,3 +37,13 @@ def target(args, path: Path, kind: str) -> Path:
 
     folder = path.parent if Path(args.model).suffix in SUFFIXES else Path()
     return args.out or folder / f"{path.stem}_{kind.replace('-', '_')}.onnx"
+
+
+def nothing_left(args, source, what: str) -> int:
+    """Say that a file is as the patch would make it; the exit code. ``what``: it has or does, in words."""
+    before = f"; patches of its card: {', '.join(source.card.patches)}" if source.card.patches else ""
+    if args.json:
+        print(json.dumps({"file": str(source.path), "patches": list(source.card.patches), "nothing_left": what}))
+    else:
+        print(f"nothing left to do, and nothing written: {source.path} {what}{before}")
+    return 0

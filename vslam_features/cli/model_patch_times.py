@@ -10,36 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import registry
 from ..artifacts.binding import Binding
 from ..artifacts.card import ModelCard
-from ..artifacts.cases import shipped_cases
-from ..artifacts.dense_cases import dense_cases
 from ..errors import ExportError
-from ..runtimes.base import LoadRequest, Session
+from .model_patch_run import PlainRun, load
 
 _ROUNDS = 7
 _CERTAIN, _UNLIKELY = 2.0, 1e-3  # a limit that no score reaches; how much less one must be before the layer that stops
 _LARGEST = {np.float16: 6e4, np.float32: 1e30}  # values of min_covisibility that its type holds
-
-
-@dataclass(frozen=True)
-class PlainRun:
-    """The matcher before it was patched, and a pair that ships: ``inputs`` and ``outputs`` by our tensor names."""
-
-    run: Callable[[dict], dict]
-    inputs: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, path: Path, card: ModelCard) -> PlainRun:
-        """Raises RuntimeMissingError: ONNX Runtime is not here; ModelError, DataError: the file does not run."""
-        binding = Binding(_load(path), card, str(path))
-        binding.require()
-        dense, dim = binding.dense, binding.channels("descriptors0") or 64
-        cases = dense_cases(shape=binding.map_shape("descriptors0")) if dense else shipped_cases(card, dim)
-        inputs = cases[0].runs[0]
-        return cls(binding.run, inputs, binding.run(inputs))
 
 
 @dataclass(frozen=True)
@@ -67,7 +45,7 @@ def stop_times(plain: PlainRun, patched: Path, card: ModelCard) -> StopTimes:
     Raises:
         ExportError: it does not, or it does not stop where it is told to. ModelError, DataError: it does not run.
     """
-    session, inputs = _load(patched), plain.inputs
+    session, inputs = load(patched), plain.inputs
     stopping = Binding(session, card, str(patched))
     _same(plain.outputs, stopping.run(inputs), card)
     runs: dict[object, Callable[[], dict]] = {"plain": lambda: plain.run(inputs), 0: lambda: stopping.run(inputs)}
@@ -93,10 +71,6 @@ def forced_stop(layer: int, num_layers: int, dtype=np.float32) -> dict[str, np.n
         "min_covisibility": np.array(_CERTAIN / kept**power, np.float32),
         "early_stop_decay": np.array(decay, np.float32),
     }
-
-
-def _load(path: Path) -> Session:
-    return registry.get("runtime", "onnxruntime")().load(path, LoadRequest())
 
 
 def _same(expected: dict, got: dict, card: ModelCard) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from .constants import constant_tensor
 from .names import Names
 
 SMALLEST = 2.0**-24  # half number above 0
@@ -34,17 +35,8 @@ class HalfConstants:
 
     def array(self, value: ir.Value | None) -> np.ndarray | None:
         """Values of a float32 constant; None for what is none, such as an initialiser that an input may replace."""
-        tensor = self._tensor(value)
+        tensor = constant_tensor(value)
         return None if tensor is None or tensor.dtype != ir.DataType.FLOAT else tensor.numpy()
-
-    @staticmethod
-    def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-        if value is None or value.is_graph_input():
-            return None
-        maker = value.producer()
-        if value.const_value is None and (maker is None or maker.op_type != "Constant"):
-            return None
-        return ir.convenience.get_const_tensor(value)
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether :meth:`array` has values."""
@@ -61,7 +53,7 @@ class HalfConstants:
 
     def wide_in_any_type(self, value: ir.Value | None) -> bool:
         """Whether a constant of whole or of double numbers, as a Cast takes it, holds a finite one above 65504."""
-        tensor = self._tensor(value)
+        tensor = constant_tensor(value)
         kinds = (ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64)
         return tensor is not None and tensor.dtype in kinds and tensor.size > 0 and is_wide(tensor.numpy())
 

@@ -32,11 +32,12 @@ class Source:
     card: ModelCard
 
     @classmethod
-    def read(cls, path: Path, kind: str) -> Source:
+    def read(cls, path: Path, kind: str = "") -> Source:
         """Read a file that does not have a patch of this kind yet.
 
         Args:
-            kind: first word of the patch as cards record it, e.g. ``early-stop``.
+            kind: first word of the patch as cards record it, e.g. ``early-stop``; empty: of one that leaves alone what
+                it finds done.
         Raises:
             ModelFileError: it is no ONNX file, is damaged, has no card, or is patched already.
         """
@@ -48,9 +49,8 @@ class Source:
     def patched_card(self, patch: str, **fields) -> ModelCard:
         """The card of the patched file: the source's, with the patch and what else changes."""
         tools = {"vslam_features": __version__, **{name: version(name) for name in ("onnx", "onnx-ir")}}
-        return replace(
-            self.card, patches=(*self.card.patches, patch), tools={**self.card.tools, **tools}, schema=1, **fields
-        )
+        patches = (*(p for p in self.card.patches if p != patch), patch)
+        return replace(self.card, patches=patches, tools={**self.card.tools, **tools}, schema=1, **fields)
 
 
 @contextlib.contextmanager
