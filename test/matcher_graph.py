@@ -22,13 +22,15 @@ class Matcher:
     """``layers`` of self and cross attention, weights shared between the two sets of tokens.
 
     The tokens move towards what they attend to; the score of a layer is a logistic function of the products of both
-    sets' means, and, as in FlexGlue, a covisibility below ``min_covisibility`` leaves no match.
+    sets' means, and, as in FlexGlue, a covisibility below ``min_covisibility`` leaves no match. ``sharpness``: of the
+    similarities that match scores are made of; at 1 none of many keypoints has one that the host takes for a match.
     """
 
     layers: int = 9
     dim: int = 16
     seed: int = 0
     score_shape: tuple[int, ...] = ()
+    sharpness: float = 1
     weights: dict[str, np.ndarray] = field(init=False)
 
     def __post_init__(self):
@@ -74,7 +76,7 @@ class Matcher:
             seen[i] = scores[k - 1]
             if not scores[k - 1] >= min_covisibility * (1 - decay) ** (self.layers - k):
                 return np.full(len(x0), -1), np.zeros(len(x0)), scores[k - 1], k, seen
-        similarity = x0 @ x1.T
+        similarity = x0 @ x1.T * dtype(self.sharpness)
         best0, best1 = similarity.argmax(1), similarity.argmax(0)
         mutual = (best1[best0] == np.arange(len(x0))) & ~(scores[-1] < min_covisibility)
         probability = (_softmax(similarity) * _softmax(similarity.T).T).max(1)
@@ -118,6 +120,8 @@ class Matcher:
             score = op.sigmoid(op.add(op.mul(const(2), op.tanh(logit)), const(self.bias[k])))
             outputs[f"score_{k}"] = op.reshape(score, const(self.score_shape, np.int64))
         similarity = op.matmul(x[0], turned(x[1]))
+        if self.sharpness != 1:
+            similarity = op.mul(similarity, const(self.sharpness))
         best0, best1 = (op.arg_max(similarity, axis=axis, keepdims=0) for axis in (1, 0))
         rows = op.range(const(0, np.int64), op.size(best0), const(1, np.int64))
         mutual = op.equal(op.gather(best1, best0), rows)

@@ -14,40 +14,27 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
 from early_stop_helpers import feed, ort_session, scopes  # noqa: E402
-from graph_helpers import FLOAT, LEVELS  # noqa: E402
+from graph_helpers import LEVELS  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from matcher_graph import Matcher  # noqa: E402
 from model_helpers import clear_environment, command, own_cache  # noqa: E402, F401
-from onnx import helper, numpy_helper  # noqa: E402
+from onnx import numpy_helper  # noqa: E402
+from patch_helpers import CARD, MATCHER, PLAIN, saved  # noqa: E402
 
-from vslam_features.artifacts.card import METADATA_KEY, ModelCard, read_card, sidecar_path  # noqa: E402
+from vslam_features.artifacts.card import read_card, sidecar_path  # noqa: E402
 from vslam_features.artifacts.store import model_path  # noqa: E402
 from vslam_features.cli import model_patch_times  # noqa: E402
 from vslam_features.cli.model_patch_times import forced_stop  # noqa: E402
 from vslam_features.errors import ModelFileError  # noqa: E402
 from vslam_features.graph import early_stop, fp16, model_file, rules  # noqa: E402
 
-MATCHER = Matcher(layers=5, dim=64, seed=3)
 CHECKED = (2, 4)
-CARD = ModelCard("matcher", "small", "CC0-1.0", "a" * 64, layers=5, tools={"maker": "1"}, self_check={"sum": "1.0"})
 THEIRS = {
     **{f"{kind}{i}": f"{short}_{side}" for kind, short in (("keypoints", "kp"), ("descriptors", "desc"))
        for i, side in enumerate("ab")},
     **{"min_covisibility": "threshold", "matches0": "assignment", "mscores0": "confidence"},
     "covisibility_score": "overlap",
 }  # fmt: skip
-
-
-def plain_graph(**options) -> onnx.ModelProto:
-    """The matcher with the keypoints that the contract asks for, which it does not read."""
-    model = MATCHER.graph(**options)
-    for i, n in enumerate("MN"):
-        model.graph.input.append(helper.make_tensor_value_info(f"keypoints{i}", FLOAT, [n, 2]))
-    return model
-
-
-PLAIN = plain_graph()
 
 
 def renamed(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
@@ -69,15 +56,6 @@ def _settings(own_cache, monkeypatch):  # noqa: F811
 @pytest.fixture
 def file(tmp_path):
     return saved(PLAIN, tmp_path / "small.onnx", CARD)
-
-
-def saved(model: onnx.ModelProto, path, card=None):
-    model_ = onnx.ModelProto()
-    model_.CopyFrom(model)
-    if card is not None:
-        helper.set_model_props(model_, {METADATA_KEY: card.to_json()})
-    path.write_bytes(model_.SerializeToString())
-    return path
 
 
 def patch(capsys, path, *args) -> tuple[int, str, str]:

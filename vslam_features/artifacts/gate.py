@@ -54,7 +54,8 @@ class ParityReport:
     """Outcome of the gate.
 
     ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``; ``unfinished``: the time ran out
-    before anything was found, so that the model may well be right.
+    before anything was found, so that the model may well be right; ``emulated``: the precision was imitated in float32,
+    so that the outcome is a prediction.
     """
 
     role: str
@@ -66,6 +67,7 @@ class ParityReport:
     reasons: tuple[str, ...]
     seconds: float
     unfinished: bool = False
+    emulated: bool = False
 
     @property
     def passed(self) -> bool:
@@ -84,6 +86,7 @@ class ParityReport:
                 "role": self.role,
                 "name": self.name,
                 "precision": self.precision,
+                "emulated": self.emulated,
                 "reference": self.reference,
                 "passed": self.passed,
                 "reasons": list(self.reasons),
@@ -139,6 +142,7 @@ def run_gate(
         card.role, card.name, precision, "golden" if golden else "session", tuple(rows), tensors, tuple(reasons),
         time.monotonic() - start,
         bool(stopped) and not any(row.problems for row in rows),
+        card.emulated,
     )  # fmt: skip
 
 

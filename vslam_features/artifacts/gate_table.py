@@ -41,7 +41,8 @@ def table(report: ParityReport) -> str:
         for row in report.rows
     ]
     limits = report.limits
-    title = f"{report.name} ({report.role}, {report.precision}) against {_REFERENCES[report.reference]}"
+    precision = f"{report.precision} emulated" if report.emulated else report.precision
+    title = f"{report.name} ({report.role}, {precision}) against {_REFERENCES[report.reference]}"
     lines = [f"{title}; counts are reference / model", ""]
     lines += _aligned([head, *rows])
     if report.tensors:
