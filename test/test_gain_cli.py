@@ -58,6 +58,7 @@ def test_the_table_of_two_scenes_and_its_files(scenes, tmp_path, capsys):
     code, text, err = gain(
         capsys, STOPS.name, "--images", *scenes, "--scenes", "--truth", tmp_path / "truth.png", "--out", out,
         "--thresholds", "0.5,0.9", "--decays", "0,0.5", "--time-pairs", 2,
+        "--set", "matcher.options.early_stop_decay=1",  # none is configured
     )  # fmt: skip
     assert code == 0, err
     found = json.loads((out / "gain.json").read_text())

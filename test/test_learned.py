@@ -45,6 +45,7 @@ from vslam_features.runtimes.base import TensorSpec
 from vslam_features.types import ModelIdentity, Status
 
 POINT = card("features", "point")
+LEARNED = {"features.name": "xfeat", "matcher.name": "lighterglue", "retrieval.name": "effnet_cov"}  # of DEFAULTS
 
 
 def features_of(tmp_path, model=None, max_keypoints=100, long_side=0, own=POINT) -> XFeat:
@@ -458,8 +459,7 @@ def test_300_pairs_of_random_numbers_through_lighterglue():
 
 @pytest.mark.usefixtures("learned")
 def test_the_learned_default_on_a_scene_where_the_truth_is_known():
-    names = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS))
-    front_end = FrontEnd(Config.from_flat({**names, "features.max_keypoints": 512, "keyframes.every": 1}))
+    front_end = FrontEnd(Config.from_flat({**LEARNED, "features.max_keypoints": 512, "keyframes.every": 1}))
     assert not front_end.warning and [h.name for h in front_end.models.health()] == list(DEFAULTS)
     made = make_scene("room", width=320, height=240, fps=2.0)
     numbers = [3, 4, 5, 6]
@@ -507,7 +507,7 @@ def test_the_real_matcher_with_any_number_of_keypoints(n0, n1):
 )
 def test_a_fault_of_the_real_matcher_on_pair_3_of_8_is_recovered(fault, said):
     made = make_scene("room", width=320, height=240, fps=5.0)
-    values = dict(zip(("features.name", "matcher.name", "retrieval.name"), DEFAULTS)) | {"keyframes.every": 1}
+    values = {**LEARNED, "keyframes.every": 1}
     values |= {"features.max_keypoints": 512, "runtime.name": "fake", "runtime.options.only": DEFAULTS[1]}
     honest = FrontEnd(Config.from_flat(values))  # also because the gate has its own calls
     expected = [p.matches.status for i in range(9) for p in honest.process(made.frame(i))[0].pairs]
