@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # nothing is proved by times of a machine that does other work too
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
