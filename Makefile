@@ -59,7 +59,7 @@ lint: $(READY)
 # The core on older libraries: what JetPack and Ubuntu bring, as far as PyPI has it.
 COMPAT := $(VENV)-compat
 CORE_TESTS := $(addprefix test/test_,$(addsuffix .py,camera images preprocessing pose_track types config registry features matching \
-	geometry retrieval index keyframes loops frontend core_imports card engine models learned empty_guard gate weights \
+	geometry retrieval index keyframes loops frontend overlapping core_imports card engine models learned empty_guard gate weights \
 	keyframe_map file_store map_file map_load map_reading map_writing map_keeper exchange_legacy exchange_pickle npy_file))
 
 $(COMPAT)/.installed: Makefile
