@@ -209,6 +209,16 @@ def test_the_emulated_twin_has_another_name_and_is_called_what_it_is(file, capsy
     assert plain >= 100 and 0.95 < got / plain < 1.05
 
 
+def test_centred_keys_are_told_and_recorded(file, capsys):
+    code, said, _ = patch(capsys, "bf16-attention", file, "--centre-keys")
+    assert code == 0 and f"keys of {CORES} cores are centred" in said
+    assert read_card(file.with_name("small_bf16_attention.onnx")).patches == ("bf16-attention centred",)
+    valid(file.with_name("small_bf16_attention.onnx"))
+    told = json.loads(patch(capsys, "bf16-attention", file, "--centre-keys", "--emulate", "--json")[1])
+    assert (told["centred"], told["patches"]) == (CORES, ["bf16-attention emulated centred"])
+    assert read_card(file.with_name("small_bf16_attention_emulated.onnx")).emulated
+
+
 def test_a_parity_report_of_the_twin_says_that_it_predicts(own_cache, capsys, caplog):  # noqa: F811
     """It passes as a bf16 model does, against the fp32 file, by a record of its own file; the log says what it is."""
     path = model_path("small", "fp32")

@@ -19,7 +19,8 @@ from spox import Tensor, argument  # noqa: E402
 
 from vslam_features.artifacts.card import ModelCard  # noqa: E402
 from vslam_features.artifacts.cases import shipped_cases  # noqa: E402
-from vslam_features.artifacts.compare import matched  # noqa: E402
+from vslam_features.artifacts.compare import compare, matched  # noqa: E402
+from vslam_features.artifacts.comparison import LIMITS, relative_rms  # noqa: E402
 from vslam_features.artifacts.dense_cases import dense_cases  # noqa: E402
 from vslam_features.export.flexglue import export_scored, without_scores  # noqa: E402
 from vslam_features.graph.bf16_attention import attention_in_bf16  # noqa: E402
@@ -182,3 +183,22 @@ def test_bf16_keeps_97_percent_of_the_matches_of_published_weights(name, precisi
     print(name, precision, counts, f"{got / expected:.3f}")
     assert expected >= 400 and 0.97 <= got / expected <= 1.03
     assert all(got >= 0.9 * expected for got, expected in counts), "no pair loses more than counts of the gate"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_with_centred_keys_published_weights_pass_the_gate_of_bf16(name):
+    features, path, sizes = PUBLISHED[name]
+    exact = ir.from_proto(lightglue.build(read_tensors(path), sizes))
+    twins = [attention_in_bf16(exact, emulate=True, centre_keys=centre) for centre in (False, True)]
+    assert twins[1].centred == 4 * sizes.layers
+    card, rms_of, worst = ModelCard("matcher", name, "none", features_model=features), [], []
+    cases = shipped_cases(card)
+    expected = [run(exact, case.runs[0]) for case in cases]
+    for twin in twins:
+        got = [run(twin.model, case.runs[0]) for case in cases]
+        results = [compare(card, c.runs, [e], [g], LIMITS["bf16"]) for c, e, g in zip(cases, expected, got)]
+        rms_of.append(relative_rms([result.tensors["mscores0"] for result in results]))
+        worst.append(min(result.agreement for result in results))
+    print(name, "scores off", rms_of, "least agreement", worst)
+    assert not [problem for result in results for problem in result.problems]
+    assert rms_of[1] < rms_of[0] and rms_of[1] < LIMITS["bf16"].rms

@@ -35,6 +35,11 @@ def add_arguments(patch) -> None:
         metavar="N",
         help="leave cores as they are that attend to fewer tokens, where the graph says how many (default: change all)",
     )
+    patch.add_argument(
+        "--centre-keys",
+        action="store_true",
+        help="take their mean from the keys first: the same attention, with smaller logits and smaller rounding errors",
+    )
     patch.add_argument("--no-compare", action="store_true", help="do not run the twin: no figures of its accuracy")
 
 
@@ -45,7 +50,8 @@ def run(args) -> int:
     from .model_patch_run import compared, plain_run
 
     source = model_patch_file.read(args)
-    done = attention_in_bf16(source.model, emulate=args.emulate, min_tokens=args.min_tokens)
+    options = {"min_tokens": args.min_tokens, "centre_keys": args.centre_keys}
+    done = attention_in_bf16(source.model, emulate=args.emulate, **options)
     if not done.cores:
         what = f"{'emulates' if args.emulate else 'computes'} attention in BF16 already, in {done.done} cores"
         return model_patch_file.nothing_left(args, source, what)
@@ -53,7 +59,8 @@ def run(args) -> int:
     precision = max(source.card.precision, "bf16", key=PRECISIONS.index)
     patched, report = source.patched_card(done.patch, precision=precision), None
     if plain:
-        report = _emulated(source, done, plain, patched)
+        twin = done if done.emulated else attention_in_bf16(source.model, emulate=True, **options)
+        report = _compared(twin, plain, patched)
         patched = replace(patched, self_check={**patched.self_check, _LABEL: compared(report)})
     kind = f"{NAME}-emulated" if args.emulate else NAME
     target = model_patch_file.target(args, source.path, kind)
@@ -63,13 +70,11 @@ def run(args) -> int:
     return 0
 
 
-def _emulated(source, done, plain, card):
+def _compared(twin, plain, card):
     """What the emulated twin computes against the plain file; a device decides, so that nothing is refused here."""
     from ..graph import model_file
-    from ..graph.bf16_attention import attention_in_bf16
     from .model_patch_run import differences, proves
 
-    twin = done if done.emulated else attention_in_bf16(source.model, emulate=True, min_tokens=done.min_tokens)
     with tempfile.TemporaryDirectory(prefix="bf16-attention-") as folder:
         path = Path(folder) / "emulated.onnx"
         model_file.write(twin.model, path)
@@ -93,6 +98,7 @@ def _print(args, target: Path, card, done, report) -> None:
                 {"name": core.softmax.name, "heads": heads, "queries": queries, "keys": keys}
                 for core, (heads, queries, keys) in zip(done.cores, shapes)
             ],
+            "centred": done.centred,
             "spared": done.spared,
             "done_before": done.done,
             "report": report and report.to_dict(),
@@ -104,6 +110,8 @@ def _print(args, target: Path, card, done, report) -> None:
     print(aligned(rows))
     if done.spared:
         print(f"{done.spared} cores with fewer than {done.min_tokens} tokens stay as they are")
+    if done.centred is not None:
+        print(f"keys of {done.centred} cores are centred")
     if report:
         print(f"emulated on ONNX Runtime, against the plain file: {compared(report)}")
     if done.emulated:

@@ -21,6 +21,7 @@ from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from ..errors import ConfigError, ModelFileError
 from .attention_cores import BF16, LOOKED_FOR, MOVES, Core, find_cores
+from .centred_keys import centre_keys as centred_keys
 from .constants import constant_tensor, drop_unread
 from .names import Names
 
@@ -36,8 +37,8 @@ class Bf16Attention:
     """The graph with attention in BF16.
 
     Args:
-        cores: that were changed; as they are in the plain graph. spared: with fewer tokens than asked for.
-        done: cores that were so before.
+        cores: that were changed. spared: cores with fewer tokens than asked for. done: cores that were so before.
+        centred: of ``cores``, those whose keys are centred; None: it was not asked for.
     """
 
     model: ir.Model
@@ -46,14 +47,18 @@ class Bf16Attention:
     done: int
     emulated: bool
     min_tokens: int
+    centred: int | None
 
     @property
     def patch(self) -> str:
         """How cards record it."""
-        return f"{PATCH}{' emulated' * self.emulated}{f' from {self.min_tokens} tokens' * bool(self.min_tokens)}"
+        words = f"{PATCH}{' emulated' * self.emulated}{' centred' * bool(self.centred)}"
+        return f"{words}{f' from {self.min_tokens} tokens' * bool(self.min_tokens)}"
 
 
-def attention_in_bf16(model: ir.Model, *, emulate: bool = False, min_tokens: int = 0) -> Bf16Attention:
+def attention_in_bf16(
+    model: ir.Model, *, emulate: bool = False, min_tokens: int = 0, centre_keys: bool = False
+) -> Bf16Attention:
     """A copy whose cores of attention compute in BF16; ``model`` stays as it is and shares its constants.
 
     Each float that goes into a core is cast to BF16, each that other nodes read is cast back to the type it had. Mask,
@@ -63,6 +68,7 @@ def attention_in_bf16(model: ir.Model, *, emulate: bool = False, min_tokens: int
     Args:
         emulate: the twin for a CPU, in float32 with rounding; never to be built from.
         min_tokens: cores that attend to fewer stay as they are; where the graph does not fix the number they do not.
+        centre_keys: take their mean from the keys first (:mod:`~.centred_keys`).
 
     Raises:
         ConfigError: all cores have fewer tokens.
@@ -94,8 +100,9 @@ def attention_in_bf16(model: ir.Model, *, emulate: bool = False, min_tokens: int
         most = max(core.keys for core in plain)
         raise ConfigError(f"the {len(plain)} cores of graph '{name}' attend to {most} tokens at most, not {min_tokens}")
     _check_operators(model, chosen)
+    centred = centred_keys(model.graph, chosen) if centre_keys else None
     _Conversion(model.graph, chosen, emulate).run()
-    return Bf16Attention(model, tuple(chosen), len(plain) - len(chosen), done, emulate, min_tokens)
+    return Bf16Attention(model, tuple(chosen), len(plain) - len(chosen), done, emulate, min_tokens, centred)
 
 
 def _check_operators(model: ir.Model, cores: Iterable[Core]) -> None:
