@@ -586,7 +586,7 @@ def test_a_long_localisation_takes_no_more_memory(monkeypatch):
         front_end.features, "extract", lambda f: dataclasses.replace(known[f.stamp_ns // SECOND % 15].features)
     )
     picture, size, grown = np.zeros((240, 320), np.uint8), {}, {}
-    monkeypatch.setattr(front_end.matcher, "match", lambda *_: matches(30))
+    monkeypatch.setattr(front_end.matcher, "match", lambda *_, **overlapping: matches(30))
     tracemalloc.start()
     try:
         for i in range(500):

@@ -247,10 +247,10 @@ class Faulty(frontend_node.FrontEndNode):
             if len(seen) == 2:
                 raise RuntimeError("injected into describe")
             return extract(frame)
-        def failing_match(*args):
+        def failing_match(*args, **overlapping):
             if len(seen) == 4:
                 raise RuntimeError("injected into match")
-            return match(*args)
+            return match(*args, **overlapping)
         frontend.features.extract, frontend.matcher.match = failing_extract, failing_match
         return frontend
 
