@@ -70,7 +70,9 @@ def test_with_models_it_names_them(tmp_path, learned):  # noqa: F811
     text, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
     assert re.search(
-        r"^  models +xfeat \+ lighterglue on onnxruntime \S+ CPUExecutionProvider; 0 runs", text, re.MULTILINE
+        r"^  models +xfeat \+ lighterglue-early-stop on onnxruntime \S+ CPUExecutionProvider; 0 runs",
+        text,
+        re.MULTILINE,
     )
     numbers = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert [(e["name"], e["linked"], e["lost"]) for e in numbers["engines"]] == [
