@@ -234,4 +234,4 @@ class LightGlue(LearnedMatcher):
         model: str = option("lightglue-aliked-early-stop", "Name in the model registry, or path of a model file.")
         min_score: float = option(0.1, "Matches of smaller score are left out.", low=0.0, high=1.0)
         min_covisibility: float = covisibility_option(0.5)
-        early_stop_decay: float = decay_option(0.2)
+        early_stop_decay: float = decay_option(0.3)
