@@ -1,5 +1,7 @@
 """The patches for TensorRT on matchers: torch's BF16 for the emulated twin, constructed and published weights."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ from vslam_features.artifacts.cases import shipped_cases  # noqa: E402
 from vslam_features.artifacts.compare import compare, matched  # noqa: E402
 from vslam_features.artifacts.comparison import LIMITS, relative_rms  # noqa: E402
 from vslam_features.artifacts.dense_cases import dense_cases  # noqa: E402
+from vslam_features.cli.main import main  # noqa: E402
 from vslam_features.export.flexglue import export_scored, without_scores  # noqa: E402
 from vslam_features.graph.bf16_attention import attention_in_bf16  # noqa: E402
 from vslam_features.graph.cumsum import cumsum_to_matmul  # noqa: E402
@@ -202,3 +205,14 @@ def test_with_centred_keys_published_weights_pass_the_gate_of_bf16(name):
     print(name, "scores off", rms_of, "least agreement", worst)
     assert not [problem for result in results for problem in result.problems]
     assert rms_of[1] < rms_of[0] and rms_of[1] < LIMITS["bf16"].rms
+
+
+def test_the_commands_compare_on_maps_of_the_matchers_features_model(flexglue_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VSLAM_FEATURES_CACHE", str(flexglue_cache.root))
+    target = tmp_path / "patched.onnx"
+    for command, words in ((["cumsum"], "100.0% equal"), (["bf16-attention", "--emulate"], "covisibility_score")):
+        assert main(["models", "patch", command[0], "flexglue-matcher-tiny", *command[1:], "--out", str(target)]) == 0
+        said = capsys.readouterr().out
+        counts = re.search(r"8 pairs, (\d+) matches of (\d+)", said)
+        assert counts and int(counts[2]) >= 100 and words in said
+        assert abs(int(counts[1]) - int(counts[2])) <= (0 if command[0] == "cumsum" else 0.03 * int(counts[2]))

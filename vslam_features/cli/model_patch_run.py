@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ import numpy as np
 
 from .. import registry
 from ..artifacts.binding import Binding
-from ..artifacts.card import ModelCard
+from ..artifacts.card import ModelCard, read_card
 from ..artifacts.cases import Case, shipped_cases
-from ..artifacts.dense_cases import dense_cases
+from ..artifacts.dense_cases import Describe, dense_cases
 from ..artifacts.gate import ParityReport, run_gate
-from ..errors import DataError, ExportError, ModelError
+from ..artifacts.store import locate, model_path
+from ..errors import ConfigError, DataError, ExportError, ModelError
 from ..runtimes.base import LoadRequest, Session
 
+logger = logging.getLogger(__name__)
 _LIMIT_S = 600.0  # after which no further pair is begun
 
 
@@ -42,7 +45,7 @@ class PlainRun:
         binding = Binding(load(path), card, str(path))
         binding.require()
         if card.role == "matcher" and binding.dense:
-            cases = dense_cases(shape=binding.map_shape("descriptors0"))
+            cases = dense_cases(_describe(path, card), binding.map_shape("descriptors0"))
         else:
             dim = binding.channels("descriptors0") if card.role == "matcher" else None
             cases = shipped_cases(card, dim or 64)
@@ -67,6 +70,21 @@ class PlainRun:
         if progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         return report
+
+
+def _describe(path: Path, card: ModelCard) -> Describe | None:
+    """Maps of pictures by a matcher's features model, beside its file or in the cache; None where it is not there."""
+    beside = path.with_name(model_path(card.features_model, "fp32").name)
+    for model in (str(beside), card.features_model) if card.features_model else ():
+        try:
+            found = locate(model, "fp32")
+            features = Binding(load(found), read_card(found), str(found))
+            features.require()
+        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
+            logger.info("no maps by '%s': %s", model, error)
+            continue
+        return lambda image: features.run({"image": features.card.preprocessing.apply(image)})["descriptors"]
+    return None
 
 
 def load(path: Path) -> Session:
@@ -99,7 +117,7 @@ def compared(report: ParityReport) -> str:
     """In one line, for people and for the card of the patched file."""
     pairs = f"{len(report.rows)} pairs"
     if not proves(report):
-        return f"{pairs} that prove nothing: {'; '.join(report.reasons)}"
+        return f"{pairs}, which prove nothing"
     text = [pairs]
     counts = [row.comparison.matches for row in report.rows if row.comparison and row.comparison.matches]
     if counts:
