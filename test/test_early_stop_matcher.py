@@ -95,7 +95,10 @@ def test_a_threshold_of_the_host_is_that_of_the_graph(tmp_path):
     """A pair whose covisibility is the threshold in float32 is not rejected by either."""
     _, (a, b) = sides(40, 30, 2)
     score = matcher_of(tmp_path).match(a, b).covisibility
-    at, above = (matcher_of(tmp_path, least=s).match(a, b) for s in (score, float(np.nextafter(np.float32(score), 1))))
+    at, above = (
+        matcher_of(tmp_path, least=s).match(a, b)
+        for s in (score, float(np.nextafter(np.float32(score), np.float32(1))))
+    )
     assert at.status is None and above.status is Status.NOT_COVISIBLE
     assert len(at.pairs) and not len(above.pairs)
 
