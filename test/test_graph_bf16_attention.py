@@ -1,6 +1,4 @@
-"""Attention in BF16: what is a core and what is not, the casts, and the twin that a CPU runs."""
-
-import re
+"""Attention in BF16: the casts, which cores get them, and the twin that a CPU runs."""
 
 import ml_dtypes
 import numpy as np
@@ -11,56 +9,16 @@ ir = pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
+from attention_graphs import BETWEEN, BF16, feed, patched, plain, small_lightglue  # noqa: E402
 from graph_helpers import FLOAT, HALF, LEVELS, all_nodes, constants, count, graph, run, types_of  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from matcher_graph import Matcher  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
 from vslam_features.errors import ConfigError, ModelFileError  # noqa: E402
-from vslam_features.graph import fp16, rules  # noqa: E402
-from vslam_features.graph.bf16_attention import Bf16Attention, attention_in_bf16  # noqa: E402
-from vslam_features.graph.early_stop import add_early_stop  # noqa: E402
-from vslam_features.networks import lightglue  # noqa: E402
-from vslam_features.networks.lightglue import LightGlueSizes  # noqa: E402
+from vslam_features.graph.bf16_attention import attention_in_bf16  # noqa: E402
 
-BF16 = TensorProto.BFLOAT16
 EPS = 2.0**-8  # largest relative rounding error of BF16: half a unit of the last of 8 bits, twice for comfort
-
-
-def patched(model: onnx.ModelProto, **options) -> tuple[onnx.ModelProto, Bf16Attention]:
-    """The copy, proved to be standard."""
-    done = attention_in_bf16(ir.from_proto(model), **options)
-    proto = ir.to_proto(done.model)
-    onnx.checker.check_model(proto, full_check=True)
-    return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True), done
-
-
-def plain(rank: int, between: str = "", tokens=(5, 7), width: int = 16, kind: str = "float") -> onnx.ModelProto:
-    """``between``: nodes from ``l``, the product, to ``s``, what the softmax takes; constants c (scalar), m (mask)."""
-    lead = {2: (), 3: (3,), 4: (2, 3)}[rank]
-    shape = {n: ",".join(map(str, (*lead, t, width))) for n, t in zip("qkv", (tokens[0], tokens[1], tokens[1]))}
-    perm = [*range(rank - 2), rank - 1, rank - 2]
-    signature = ", ".join(f"{kind}[{shape[n]}] {n}" for n in "qkv")
-    text = f"""({signature}) => ({kind}[{shape["q"]}] y) {{
-        t = Transpose<perm={perm}>(k)  l = MatMul(q, t)  {between or "s = Identity(l)"}
-        w = Softmax<axis=-1>(s)  y = MatMul(w, v) }}"""
-    dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
-    mask = np.where(np.random.default_rng(1).uniform(size=tokens) < 0.3, np.finfo(dtype).min, 0)
-    mask[:, 0] = 0
-    made = {"c": np.array(0.3), "m": mask, "low": np.array(-75.0)}
-    used = {name: value.astype(dtype) for name, value in made.items() if re.search(rf"[( ]{name}[,)]", between)}
-    return graph(text, used | ({"axes": np.array([-1])} if "axes" in text else {}))
-
-
-def feed(model: onnx.ModelProto, seed=0, size=1.0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    found = {}
-    for value in model.graph.input:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        found[value.name] = rng.normal(0, size, shape).astype(dtype)
-    return found
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -79,17 +37,6 @@ def test_the_rounding_of_the_reference_is_that_of_ml_dtypes():
     x = np.random.default_rng(0).normal(size=5000).astype(np.float32) * 10.0 ** np.arange(-20, 30, 0.01)[:5000]
     x = x.astype(np.float32)
     np.testing.assert_array_equal(rounded(x), x.astype(ml_dtypes.bfloat16).astype(np.float32))
-
-
-BETWEEN = {
-    "nothing": "",
-    "mul": "s = Mul(l, c)",
-    "div, other side": "i = Identity(l) s = Div(i, c)",
-    "mask": "a = Mul(l, c) s = Add(a, m)",
-    "mask first": "a = Div(l, c) s = Add(m, a)",
-    "floor": "h = ReduceMax(l, axes) f = Add(h, low) s = Max(l, f)",
-    "reshapes": "u = Unsqueeze(l, axes) s = Squeeze(u, axes)",
-}
 
 
 # -- the casts -----------------------------------------------------------------------------------
@@ -206,112 +153,6 @@ def test_the_attention_of_opset_23_is_a_core():
     assert patched(model)[1].done == 1 == patched(twin, emulate=True)[1].done
 
 
-# -- what is a core ------------------------------------------------------------------------------
-
-
-def small_lightglue(heads: int, precision: str = "fp32", scores: bool = False) -> tuple[onnx.ModelProto, int]:
-    sizes = LightGlueSizes(input_dim=8, dim=16 * heads, heads=heads, layers=2)
-    rng = np.random.default_rng(heads)
-    shapes = lightglue.shapes(sizes, scores)
-    weights = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
-    return lightglue.build(weights, sizes, precision, scores), sizes.layers
-
-
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_our_lightglue_has_four_cores_a_layer(heads, precision):
-    plain_model, layers = small_lightglue(heads, precision)
-    for emulate in (False, True):
-        model, done = patched(plain_model, emulate=emulate)
-        assert len(done.cores) == 4 * layers
-        assert {core.softmax.op_type for core in done.cores} == {"Softmax"}
-        assert count(model, "LogSoftmax") == count(plain_model, "LogSoftmax") == 2
-    for node in all_nodes(patched(plain_model)[0].graph):
-        kinds = set(types_of(patched(plain_model)[0], node.name)) if node.op_type == "LogSoftmax" else set()
-        assert BF16 not in kinds, "the assignment keeps its digits"
-
-
-def test_a_matcher_that_stops_early_has_its_cores_in_the_branches():
-    plain_model, layers = small_lightglue(1, scores=True)
-    scores = {k: f"score_{k}" for k in range(1, layers + 1)}
-    stopping = add_early_stop(ir.from_proto(plain_model), scores, [1], layers, like=("keypoints0", 0), force=True)
-    _, done = patched(ir.to_proto(stopping.model))
-    assert len(done.cores) == 4 * layers
-    first = attention_in_bf16(ir.from_proto(plain_model)).model
-    proto = ir.to_proto(add_early_stop(first, scores, [1], layers, like=("keypoints0", 0), force=True).model)
-    onnx.checker.check_model(proto, full_check=True)
-    onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
-
-
-def test_the_readout_of_a_matcher_is_none():
-    """A layer of four attentions; its two Softmax of the assignment are read by a Mul, and one is over axis 0."""
-    matcher = Matcher(layers=2)
-    _, done = patched(matcher.graph())
-    assert len(done.cores) == 8
-    half = ir.to_proto(fp16.to_half(ir.from_proto(matcher.graph()), rules.by_op("ArgMax")).model)
-    assert len(patched(half)[1].cores) == 8
-
-
-NONE = {
-    "a classifier": (
-        "(float[5,16] x, float[9,16] v) => (float[5,16] y) { l = MatMul(x, W)  w = Softmax(l)  y = MatMul(w, v) }",
-        {"W": (16, 9)}, "no MatMul of computed values before it"),
-    "a position by a constant grid": (
-        "(float[5,16] q, float[16,9] k) => (float[5,16] y) { l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, W) }",
-        {"W": (9, 16)}, "no MatMul with computed values"),
-    "a position by keypoints": (
-        "(float[5,16] q, float[16,9] k, float[9,2] p) => (float[5,2] y) "
-        "{ l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, p) }",
-        {}, "no MatMul with computed values, at least 8 wide"),
-    "a grid made of a shape": (
-        "(float[5,16] q, float[16,9] k) => (float[5,9] y) { l = MatMul(q, k)  w = Softmax(l)  h = Shape(k) "
-        "g = ConstantOfShape(h) t = Transpose(g)  u = MatMul(t, W)  y = MatMul(w, u) }",
-        {"W": (16, 9)}, "no MatMul with computed values"),
-    "another axis": (
-        "(float[5,16] q, float[16,9] k, float[9,16] v) => (float[5,16] y) "
-        "{ l = MatMul(q, k)  w = Softmax<axis=0>(l)  y = MatMul(w, v) }",
-        {}, "it is over axis 0, not the last"),
-    "five axes": (
-        "(float[1,1,1,5,16] q, float[1,1,1,16,9] k, float[1,1,1,9,16] v) => (float[1,1,1,5,16] y) "
-        "{ l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, v) }",
-        {}, "it has 5 axes"),
-    "nothing after it": (
-        "(float[5,16] q, float[16,9] k) => (float[5,9] w) { l = MatMul(q, k)  w = Softmax(l) }",
-        {}, "no MatMul with computed values"),
-    "another function between": (
-        "(float[5,16] q, float[16,9] k, float[9,16] v) => (float[5,16] y) "
-        "{ l = MatMul(q, k)  e = Exp(l)  w = Softmax(e)  y = MatMul(w, v) }",
-        {}, "no MatMul of computed values before it"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", NONE)
-def test_a_softmax_that_is_no_attention_is_told_with_what_was_looked_for(case):
-    text, weights, reason = NONE[case]
-    rng = np.random.default_rng(0)
-    model = graph(text, {name: rng.normal(size=shape).astype(np.float32) for name, shape in weights.items()})
-    with pytest.raises(ModelFileError, match=f"no core of attention. Looked for: Softmax.*MatMul.*'w': {reason}"):
-        patched(model)
-
-
-def test_a_graph_without_softmax_is_told_so():
-    with pytest.raises(ModelFileError, match="Looked for: Softmax.*It has 0 other Softmax nodes$"):
-        patched(graph("(float[5] x) => (float[5] y) { y = Neg(x) }"))
-
-
-def test_an_opset_whose_operators_take_no_bf16_is_refused():
-    text = "(float[5,16] q, float[16,9] k, float[9,16] v) => (float[5,16] y) "
-    text += "{ l = MatMul(q, k)  w = Softmax<axis=-1>(l)  y = MatMul(w, v) }"
-    with pytest.raises(ModelFileError, match="MatMul of opset 12 does not take BF16"):
-        patched(graph(text, opset=12))
-    masked = text.replace("w = Softmax<axis=-1>(l)", "s = Where(m, l, c) w = Softmax<axis=-1>(s)")
-    masked = masked.replace("float[9,16] v", "float[9,16] v, bool[5,9] m")
-    c = {"c": np.array(-1e9, np.float32)}
-    with pytest.raises(ModelFileError, match="Where of opset 15 does not take BF16"):
-        patched(graph(masked, c, opset=15))
-    assert len(patched(graph(masked, c, opset=16))[1].cores) == 1
-
-
 # -- which of them -------------------------------------------------------------------------------
 
 
@@ -360,57 +201,6 @@ def test_neither_is_made_of_the_other():
         patched(twin)
     with pytest.raises(ModelFileError, match="computes in BF16 already"):
         patched(real, emulate=True)
-
-
-# -- keys less their mean ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("between", [b for n, b in BETWEEN.items() if n != "reshapes"])
-@pytest.mark.parametrize("kind", ["float", "float16"])
-def test_centred_keys_give_the_same_attention_where_logits_were_too_large_to_differ(between, kind):
-    """All keys have 8 in common, so that logits are near 100 and their differences are lost without it."""
-    plain_model = plain(3, between, kind=kind)
-    values = feed(plain_model)
-    values["k"] += 8
-    values["q"] += 1
-    exact = [v.astype(np.float64) for v in run(plain(3, between), {n: v.astype("f4") for n, v in values.items()})][0]
-    errors = []
-    for centre in (False, True):
-        model, done = patched(plain_model, emulate=True, centre_keys=centre)
-        assert done.centred == (1 if centre else None)
-        errors.append(np.abs(run(model, values)[0] - exact).max())
-    assert errors[1] < errors[0] / 3 and errors[1] < 0.15, errors
-    model, done = patched(plain_model, centre_keys=True)
-    assert done.patch == "bf16-attention centred"
-    assert patched(model, centre_keys=True)[1].done == 1
-
-
-def test_centred_keys_before_opset_18():
-    text = """(float16[5,16] q, float16[16,7] k, float16[7,16] v) => (float16[5,16] y) {
-        l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, v) }"""
-    model, done = patched(graph(text, opset=17), centre_keys=True)
-    assert done.centred == 1 and count(model, "ReduceMean") == 1
-
-
-SIGNATURE = "(float[5,16] q, float[16,7] k, float[7,16] v, float[7] e) => (float[5,16] y"
-NOT_CENTRED = {
-    "a scale for each key": f"{SIGNATURE}) {{ l = MatMul(q, k)  s = Mul(l, e)  w = Softmax(s)  y = MatMul(w, v) }}",
-    "a floor": f"{SIGNATURE}) {{ l = MatMul(q, k)  s = Max(l, e)  w = Softmax(s)  y = MatMul(w, v) }}",
-    "a floor of another scale": f"{SIGNATURE}) {{ l = MatMul(q, k)  s = Mul(l, c)  h = ReduceMax(l, a)  m = Max(s, h) "
-    "w = Softmax(m)  y = MatMul(w, v) }",
-    "a ceiling": f"{SIGNATURE}) {{ l = MatMul(q, k)  s = Tanh(l)  w = Softmax(s)  y = MatMul(w, v) }}",
-    "others read it": f"{SIGNATURE}, float[5,7] l) {{ l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, v) }}",
-    "both directions": f"{SIGNATURE}, float[7,16] z) {{ l = MatMul(q, k)  w = Softmax(l)  y = MatMul(w, v) "
-    "r = Transpose(l)  x = Softmax(r)  z = MatMul(x, q) }",
-}
-
-
-@pytest.mark.parametrize("case", NOT_CENTRED)
-def test_keys_are_left_where_their_mean_would_change_the_result(case):
-    made = {"c": np.array(0.5, np.float32), "a": np.array([-1])}
-    model = graph(NOT_CENTRED[case], made if "(l, c)" in NOT_CENTRED[case] else {})
-    done = patched(model, centre_keys=True)[1]
-    assert len(done.cores) in (1, 2) and done.centred == 0 and done.patch == "bf16-attention"
 
 
 # -- the twin ------------------------------------------------------------------------------------
