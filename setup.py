@@ -12,7 +12,7 @@ ros_wheels = [
 ]
 bags = ["rosbags>=0.11"]
 # Older: an IR version that onnx refuses to check, a Split of other arguments.
-models = ["onnx>=1.16", "spox>=0.18", "onnx-ir>=1.0"]
+models = ["onnx>=1.16", "spox>=0.18", "onnx-ir>=1.0", "ml_dtypes>=0.5"]
 hloc = ["h5py>=3.1"]
 faiss = ["faiss-cpu>=1.7.4"]
 weights = ["safetensors>=0.4"]
