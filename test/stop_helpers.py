@@ -29,9 +29,9 @@ def with_keypoints(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def stopping(network: Network) -> onnx.ModelProto:
+def stopping(network: Network, checked: tuple[int, ...] = CHECKED) -> onnx.ModelProto:
     scores = {k: f"score_{k}" for k in range(1, 10)}
-    made = add_early_stop(ir.from_proto(network.graph()), scores, CHECKED, 9, like=("descriptors0", 0))
+    made = add_early_stop(ir.from_proto(network.graph()), scores, checked, 9, like=("descriptors0", 0))
     return with_keypoints(ir.to_proto(made.model))
 
 

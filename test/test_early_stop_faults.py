@@ -1,5 +1,7 @@
 """A matcher that stops early and is wrong: lies, NaN, empty results, and the second opinion of the fallback."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matcher_graph import Matcher as Network
@@ -102,8 +104,35 @@ def test_a_wrong_stop_is_found_out_by_the_fallback(tmp_path):
     assert (counts.empty, counts.empty_agreed, counts.incidents) == (1, 0, 1) and matcher.suspect
 
 
+def test_a_stop_by_the_rule_is_right_whatever_later_layers_say(tmp_path):
+    """The rule loses some pairs that would pass in the end. That is what it costs, and no fault of the engine."""
+    (tmp_path / "fallback").mkdir()
+    fallback = save(early_stop_model(), CARD, tmp_path / "fallback/glue.onnx")
+    pair, (a, b) = sides(40, 30, 0)
+    matches, _, covisibility, *_ = NETWORK.match(pair, 0.9, 1.0)
+    assert covisibility > 0.95 and (matches >= 0).any() and NETWORK.match(pair, 0.9, 0.0, (2, 4, 6, 8))[3] == 2
+    matcher = matcher_of(tmp_path, least=0.9, decay=0.0, fallback=fallback)
+    for _ in range(3):
+        assert matcher.match(a, b).status is Status.STOPPED_EARLY
+        assert matcher.match_again(a, b, "a model that has lately found none") is None
+    counts = matcher.engine.counts
+    assert (counts.empty, counts.empty_agreed, counts.incidents) == (0, 3, 0) and not matcher.suspect
+
+
+def test_scores_of_the_fallback_are_of_the_layers_that_it_checks(tmp_path):
+    """Its file may be an older one of the same weights."""
+    (tmp_path / "fallback").mkdir()
+    other = replace(CARD, early_stop_layers=(3, 5))
+    fallback = save(stopping(NETWORK, (3, 5)), other, tmp_path / "fallback/glue.onnx")
+    pair, (a, b) = sides(40, 30, 0)
+    expected = NETWORK.match(pair, 0.0, 1.0, (3, 5))[4]
+    found = matcher_of(tmp_path, fallback=fallback, nan_calls="1").match(a, b)
+    assert found.recovered and [k for k, _ in found.layer_scores] == [3, 5]
+    assert [s for _, s in found.layer_scores] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_a_stop_that_the_whole_model_confirms_is_right(tmp_path):
-    """Although the fallback, asked to reject nothing, finds matches."""
+    """Asked to reject nothing, the fallback finds matches all the same."""
     (tmp_path / "fallback").mkdir()
     fallback = save(early_stop_model(), CARD, tmp_path / "fallback/glue.onnx")
     pair, (a, b) = sides(40, 30, 7)

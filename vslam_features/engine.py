@@ -26,10 +26,15 @@ _SUSPICION = 8  # empty results that the fallback must share before they are bel
 
 @dataclass(frozen=True)
 class Answer:
-    """Outputs by our tensor names. ``recovered``: the fault after which the fallback computed them, else empty."""
+    """Outputs by our tensor names.
+
+    ``card``: of the file that computed them, which tells of which layers scores are. ``recovered``: the fault after
+    which the fallback computed them, else empty.
+    """
 
     outputs: dict[str, np.ndarray]
     runtime: str
+    card: ModelCard
     recovered: str = ""
 
 
@@ -105,7 +110,7 @@ class Engine:
         with self._lock:
             self.counts.runs += 1
             try:
-                return Answer(self._run(self.session, self.binding, inputs), self.runtime)
+                return Answer(self._run(self.session, self.binding, inputs), self.runtime, self.binding.card)
             except BackendError as error:
                 if isinstance(error, NonFiniteError):
                     self.counts.non_finite += 1
@@ -183,7 +188,7 @@ class Engine:
             session, card = self.load_fallback()
             self._fallback = session, Binding(session, card)
         session, binding = self._fallback
-        return Answer(self._run(session, binding, inputs), f"fallback {session.active}", fault)
+        return Answer(self._run(session, binding, inputs), f"fallback {session.active}", binding.card, fault)
 
     def _run(self, session: Session, binding: Binding, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs that keep the contract of their role. Raises BackendError for others: they are no results."""

@@ -147,12 +147,13 @@ class LearnedMatcher(Matcher):
     def match_again(
         self, features0: Features, features1: Features, doubt: str, overlapping: bool = False
     ) -> Correspondences | None:
-        """See :meth:`Matcher.match_again`: asks the fallback, which goes through all layers.
+        """See :meth:`Matcher.match_again`: asks the fallback the same question.
 
-        So a wrong stop is found out. A pair that the fallback finds to be of too small covisibility in the end was
-        rejected rightly, unless it is known to be ``overlapping``.
+        It rejects by its own scores: so a wrong stop is found out, and a right one is shared, although all layers might
+        find matches. An ``overlapping`` pair goes through all of them.
         """
-        inputs, rejects = {**self._inputs(features0, features1), **self._never}, not overlapping
+        limits, rejects = self._never if overlapping else self._stop, not overlapping
+        inputs = {**self._inputs(features0, features1), **limits}
         answer = self.engine.doubt(inputs, doubt, lambda outputs: not self._found(outputs, rejects).any())
         return None if answer is None else self._correspondences(answer, rejects)
 
@@ -185,8 +186,7 @@ class LearnedMatcher(Matcher):
         rows = rows[np.argsort(-scores0[rows], kind="stable")]
         pairs = np.stack([rows, matches0[rows]], axis=1).astype(np.int32)
         scores = np.clip(scores0[rows], 0, 1).astype(np.float32)
-        layers = self.engine.model.card.early_stop_layers
-        layer_scores = zip(layers, outputs.get("layer_scores", np.empty(0)).tolist())
+        layer_scores = zip(answer.card.early_stop_layers, outputs.get("layer_scores", np.empty(0)).tolist())
         return Correspondences(
             pairs,
             scores,
