@@ -10,6 +10,7 @@ from dense_models import FEATURES_CARD, MATCHER_CARD, STEPS, map_matcher, map_mo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_helpers import ONE, command, features_model, global_model, matcher_model, own_cache  # noqa: F401 (fixture)
+from stop_helpers import early_stop_model
 from test_binding import NAMES
 
 from vslam_features.artifacts import golden
@@ -108,6 +109,17 @@ def test_what_cannot_be_told_is_said(tmp_path):
     assert 'keypoints0: p  # float32 Nx2; uncertain' in text  # fmt: skip
     own = read_card(tmp_path / "my model (v2).onnx")
     assert own.layouts["descriptors1"] == "tokens" and own.keypoints == "signed"
+
+
+def test_the_layers_of_a_matcher_that_stops_early_are_asked_for(tmp_path):
+    """No file tells them, and without them nobody sees a wrong stop."""
+    text = proposed(saved(early_stop_model(), tmp_path / "theirs.onnx"))
+    assert "# layers: 9  # missing" in text and "# early_stop_layers: [2, 4, 6, 8]  # missing" in text
+    assert yaml.safe_load(text)["inputs"]["early_stop_decay"] == "early_stop_decay"
+    sidecar_path(tmp_path / "theirs.onnx").write_text(text.replace("# layers", "layers").replace("# early", "early"))
+    own = read_card(tmp_path / "theirs.onnx")
+    assert (own.layers, own.early_stop_layers) == (9, (2, 4, 6, 8))
+    assert "early_stop_layers" not in proposed(saved(map_matcher(), tmp_path / "plain.onnx"))
 
 
 def test_tensors_that_are_none_of_ours_are_named(tmp_path):

@@ -10,6 +10,7 @@ from vslam_features.artifacts.cases import Case
 from vslam_features.artifacts.compare import compare
 from vslam_features.artifacts.comparison import LIMITS
 from vslam_features.artifacts.gate import run_gate
+from vslam_features.artifacts.records import card_id
 from vslam_features.errors import BackendError, NonFiniteError
 
 # -- comparison with a reference ---------------------------------------------------------------------
@@ -30,6 +31,8 @@ def test_another_stop_than_the_reference_is_a_problem():
     assert "did not stop, the reference stopped after layer 4" in compared(STOPPED, WENT).problems
     early = outputs(2, 0.1, [0.1, -1, -1, -1], matched=False)
     assert compared(STOPPED, early).problems[0] == "stopped after layer 2, the reference stopped after layer 4"
+    other = outputs(3, 0.1, [0.1, -1], matched=False)  # of a reference that checks layers 3 and 5
+    assert compared(other, STOPPED).problems == ["stopped after layer 4, the reference stopped after layer 3"]
 
 
 def test_a_score_at_its_limit_may_fall_on_either_side():
@@ -120,3 +123,9 @@ def test_the_gate_finds_a_stop_that_fails(error):
 
     report, _ = gate(fault)
     assert any(f"early_stop_decay 0.000 the model failed: {error}" in reason for reason in report.reasons)
+
+
+@pytest.mark.parametrize("change", [{"layers": 12}, {"early_stop_layers": (2, 4, 6, 7)}, {"early_stop_layers": ()}])
+def test_a_record_holds_for_one_rule(change):
+    """A card whose layers were corrected is judged anew, and so is one that was spoiled."""
+    assert card_id(replace(CARD, **change)) != card_id(CARD)

@@ -127,6 +127,10 @@ class ModelCard:
             problems.append(f"layers: expected a number of layers, got {layers}")
         if isinstance(stops, tuple) and any(type(n) is not int or n < 1 for n in stops):
             problems.append(f"early_stop_layers: expected numbers of layers, from 1, got {list(stops)}")
+        elif isinstance(stops, tuple) and list(stops) != sorted(set(stops)):
+            problems.append(f"early_stop_layers: expected ascending numbers, got {list(stops)}")
+        elif isinstance(stops, tuple) and stops and isinstance(layers, int) and 0 < layers <= stops[-1]:
+            problems.append(f"early_stop_layers: {stops[-1]} is not below the number of layers ({layers})")
         patches = given.get("patches", ())
         if isinstance(patches, tuple) and not all(isinstance(patch, str) for patch in patches):
             problems.append(f"patches: expected texts, got {list(patches)}")

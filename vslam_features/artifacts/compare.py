@@ -87,7 +87,8 @@ def _went_as_far(result: Comparison, stop_limits, checked, e, g, limits: Limits)
         return True
     first = min(layer for layer in stops if layer)
     decided = (e, g)[stops.index(first)].get("covisibility_score")
-    at = None if stop_limits is None or decided is None else float(stop_limits[checked.index(first)])
+    known = stop_limits is not None and decided is not None and first in checked  # a reference may check other layers
+    at = float(stop_limits[checked.index(first)]) if known else None
     if at is None or abs(float(decided.flat[0]) - at) > limits.border:
         words = [f"stopped after layer {layer}" if layer else "did not stop" for layer in stops]
         result.problems.append(f"{words[1]}, the reference {words[0]}")

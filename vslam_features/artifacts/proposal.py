@@ -40,7 +40,7 @@ def propose(path: Path, session: Session) -> str:
         *_bound("inputs", inputs, session.inputs, INPUTS[role].keys() - OPTIONAL - {g.ours for g in inputs}),
         *_bound("outputs", kept, session.outputs, _missing(role, kept)),
         *_layouts(role, inputs, kept, session),
-        *(_of_matcher(inputs) if role == "matcher" else _preprocessing(inputs, session)),
+        *(_of_matcher(inputs, kept) if role == "matcher" else _preprocessing(inputs, session)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -115,7 +115,7 @@ def _layouts(role: str, inputs: list[Guess], outputs: list[Guess], session: Sess
     return ["layouts:", *lines] if lines else []
 
 
-def _of_matcher(inputs: list[Guess]) -> list[str]:
+def _of_matcher(inputs: list[Guess], outputs: list[Guess]) -> list[str]:
     sized = {"image_size0", "image_size1"} <= {g.ours for g in inputs}
     guess = "pixels" if sized else "signed"
     why = "" if sized else "it takes no size of the images, so that pixels of theirs are unlikely; "
@@ -123,6 +123,17 @@ def _of_matcher(inputs: list[Guess]) -> list[str]:
         f"keypoints: {guess}  # uncertain, the file does not say: {why}one of {', '.join(KEYPOINTS)}",
         '# features_model: ""  # the name in the card of the features that it matches; without it any are taken',
         "# preprocessing: {width: 512, height: 512, kernel: antialias}  # of those features, for model_pixels",
+        *_stops({g.ours for g in (*inputs, *outputs)}),
+    ]
+
+
+def _stops(names: set[str]) -> list[str]:
+    """What a matcher that stops early is not asked to tell."""
+    if not names & {"early_stop_decay", "stopped_after_layer", "layer_scores"}:
+        return []
+    return [
+        "# layers: 9  # missing, the file does not say: how many it has",
+        "# early_stop_layers: [2, 4, 6, 8]  # missing: after which it may stop; without both no stop can be checked",
     ]
 
 

@@ -151,9 +151,10 @@ def find_on_cpu(sha256: str, card: ModelCard, folder: Path | None = None) -> Rec
 
 
 def card_id(card: ModelCard) -> str:
-    """Digest of what a card says of how a file is run: other bindings make another function of the same file."""
+    """Digest of what a card says of how a file is run, and judged: other bindings make another function of the file."""
     values = [card.role, card.inputs, card.outputs, card.preprocessing.id]
     values += [[card.keypoints, card.layouts]] if card.keypoints or card.layouts else []
+    values += [{"layers": card.layers, "stops": card.early_stop_layers}] if card.early_stop_layers else []
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -221,7 +221,10 @@ def _told(text: str) -> None:
 
 def _shares(text: str) -> list[float]:
     """Argument type: numbers in [0, 1] with commas between."""
-    values = [float(part) for part in text.split(",")]
-    if not all(0 <= value <= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"expected numbers from 0 to 1 with commas between, got {text}")
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 <= value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to 1 with commas between, got '{text}'")
     return values
