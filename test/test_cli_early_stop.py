@@ -105,6 +105,20 @@ def test_a_matcher_that_tells_nothing_shows_nothing(pair, capsys):
     assert (r["covisibility"], r["stopped_after_layer"], r["layer_scores"], r["layer_limits"]) == (None, 0, [], [])
 
 
+def test_of_a_model_that_does_not_tell_nothing_is_claimed(pair, tmp_path, capsys):
+    """As of released files: their stops are pairs of too small covisibility."""
+    model = stopping(NETWORK)
+    for name in ("stopped_after_layer", "layer_scores"):
+        model.graph.output.remove(next(o for o in model.graph.output if o.name == name))
+    own = card("matcher", "glue", layers=9, early_stop_layers=CHECKED)
+    glue = f"--set=matcher.options.model={save(model, own, tmp_path / 'glue.onnx')}"
+    text = shown(capsys, *pair, glue, "--early-stop-decay", "0", "--min-covisibility", "1")
+    assert text.startswith("not_covisible") and "whether it stopped early is not known" in text
+    assert "after layer 2: not told, limit 1.000" in text and "did not stop" not in text and "not run" not in text
+    text = shown(capsys, *pair, glue, "--early-stop-decay", "0.9", "--min-covisibility", "0.001")
+    assert "did not stop early" in text and "after layer 2: not told" in text and not text.startswith("not_covisible")
+
+
 # -- the picture -----------------------------------------------------------------------------------
 
 LIMITS = ((2, 0.25), (4, 0.5), (6, 0.75))

@@ -262,6 +262,7 @@ def test_another_version_of_the_gate_or_its_golden_outputs_asks_again(tmp_path, 
     monkeypatch.undo()
     golden_card = replace(CARD, source_sha256=records.golden.load("lighterglue").meta["source_sha256"])
     assert records.gate_id(golden_card) != records.gate_id(CARD)
+    assert records.gate_id(replace(CARD, features_model="others")) != records.gate_id(CARD)  # other pairs
 
 
 def test_a_passing_record_links_a_file_to_its_weights(tmp_path):

@@ -150,7 +150,9 @@ class Models:
             binding = Binding(session, file.card, str(file.path))
             binding.require(("image",), ("descriptors",))
         except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
-            logger.info("seeded maps instead of those of '%s': %s", matcher.card.features_model, error)
+            name = matcher.card.features_model
+            why = f"of '{name}': {error}" if name else "of pictures: its card names no features_model"
+            logger.warning("%s: compared on seeded maps instead of maps %s", matcher.card.name, why)
             return None
         gives = binding.map_shape("descriptors")
         if takes and gives and takes != gives:

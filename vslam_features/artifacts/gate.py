@@ -130,7 +130,7 @@ def run_gate(
         rows.append(_row(run, case, card, reference_run, LIMITS[precision]))
     golden = any(case.expected is not None for case in cases)
     tensors, limits = _tensors(rows), LIMITS[precision]
-    reasons = _grouped(rows) + _whole(rows, cases, card.role)
+    reasons = _grouped(rows) + _whole(rows, cases, card)
     reasons += [
         f"all pairs: {t.name} is {t.rms:.2%} RMS off the reference, at most {limits.rms:.1%}"
         for t in tensors
@@ -191,15 +191,16 @@ def _grouped(rows: list[Row]) -> list[str]:
     return [f"{', '.join(n) if len(n) < 4 else f'{len(n)} of {len(rows)} pairs'}: {text}" for text, n in names.items()]
 
 
-def _whole(rows: list[Row], cases: Sequence[Case], role: str) -> list[str]:
+def _whole(rows: list[Row], cases: Sequence[Case], card: ModelCard) -> list[str]:
     """What is wrong with the gate as a whole."""
     if any(row.evidence or row.problems for row in rows):
         return []
+    made_up = "" if card.features_model else " (its card names no 'features_model' whose features they could be)"
     notes = "; ".join(sorted({row.note for row in rows if row.note})) or {
-        "matcher": "the reference itself matches nothing on any pair",
+        "matcher": f"the reference itself matches nothing on any pair{made_up}",
         "features": "the reference itself finds no keypoints on any pair",
         "global": "the reference itself gives both pictures of every pair the same descriptor",
-    }.get(role, "no pair was compared")
+    }.get(card.role, "no pair was compared")
     return [f"proves nothing: {notes if cases else 'there are no pairs'}; give other pairs or another reference"]
 
 

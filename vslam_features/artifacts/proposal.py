@@ -121,7 +121,7 @@ def _of_matcher(inputs: list[Guess], outputs: list[Guess]) -> list[str]:
     why = "" if sized else "it takes no size of the images, so that pixels of theirs are unlikely; "
     return [
         f"keypoints: {guess}  # uncertain, the file does not say: {why}one of {', '.join(KEYPOINTS)}",
-        '# features_model: ""  # the name in the card of the features that it matches; without it any are taken',
+        '# features_model: ""  # the name in the card of the features that it matches, which verify it; without: any',
         "# preprocessing: {width: 512, height: 512, kernel: antialias}  # of those features, for model_pixels",
         *_stops({g.ours for g in (*inputs, *outputs)}),
     ]

@@ -164,7 +164,8 @@ def gate_id(card: ModelCard) -> str:
         found = golden.golden_for(card)
     except ModelError:
         found = None
-    return f"{GATE_VERSION}-{found.sha256[:16] if found else 'session'}"
+    pairs = f"session {card.features_model}".rstrip()  # of which features a matcher's pairs are
+    return f"{GATE_VERSION}-{found.sha256[:16] if found else pairs}"
 
 
 def _key(sha256: str, card: ModelCard, active: Active, precision: str) -> dict[str, str]:

@@ -191,9 +191,11 @@ def _covisibility_text(r: dict) -> list[str]:
     if r["covisibility"] is None:
         return []
     lines, scores = [f"  covisibility {r['covisibility']:.3f}"], dict(r["layer_scores"])
+    stopped = r["stopped_after_layer"]
     for layer, limit in r["layer_limits"]:
-        score = f"{scores[layer]:.3f}" if layer in scores else "not run"
-        stop = ": stopped" if layer == r["stopped_after_layer"] else ""
+        missing = "not run" if 0 < stopped < layer else "not told"
+        score = f"{scores[layer]:.3f}" if layer in scores else missing
+        stop = ": stopped" if layer == stopped else ""
         lines.append(f"    after layer {layer}: {score}, limit {limit:.3f}{stop}")
     if r["layer_limits"] and not r["stopped_after_layer"]:
         lines.append(f"    {_no_stop(r)}")
@@ -205,6 +207,8 @@ def _no_stop(r: dict) -> str:
     limits, scores = r["layer_limits"], dict(r["layer_scores"])
     if not any(limit for _, limit in limits):
         return "did not stop early, and with limits of 0 it cannot"
+    if r["rejects"] and r["status"] == "not_covisible" and not scores:
+        return "whether it stopped early is not known: the model does not tell"
     if r["rejects"]:
         return "did not stop early"
     if len(scores) < len(limits):
