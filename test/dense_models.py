@@ -59,14 +59,17 @@ def place_dense_models() -> None:
     save(map_matcher(), MATCHER_CARD)
 
 
-def map_model(half: bool = True, layout: str = "chw", batch: bool = False) -> onnx.ModelProto:
+def map_model(
+    half: bool = True, layout: str = "chw", batch: bool = False, seen: tuple[int, int] = SEEN
+) -> onnx.ModelProto:
     """Image (1, 1, 384, 512) to a map of 96 channels.
 
     Args:
+        seen: another width and height of the image.
         half: values are rounded to fp16, as those of an fp16 engine.
         layout: of the map: chw, hwc or tokens. batch: with an axis of length 1 in front.
     """
-    image = argument(Tensor(np.float32, (1, 1, SEEN[1], SEEN[0])))
+    image = argument(Tensor(np.float32, (1, 1, seen[1], seen[0])))
     kernels = _kernels()
     margin = (kernels.shape[-1] - STRIDE) // 2
     padded = op.pad(image, _i64(0, 0, margin, margin, 0, 0, margin, margin), mode="reflect")

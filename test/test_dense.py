@@ -13,6 +13,7 @@ from dense_models import (
     MATCHER_CARD,
     PICTURES,
     SEEN,
+    STEPS,
     _dense_cache,  # noqa: F401
     dense,  # noqa: F401
     dense_config,
@@ -191,6 +192,21 @@ def test_a_matcher_of_other_maps_is_refused_at_the_start():
         FrontEnd(dense_config())
     save(map_matcher(shape=(32, 48, 64)), replace(MATCHER_CARD, features_model=""))
     with pytest.raises(PluginError, match="dense-matcher takes descriptors of length 32, dense-features has 96"):
+        FrontEnd(dense_config())
+
+
+@pytest.mark.usefixtures("dense")
+def test_tokens_tell_the_number_of_cells_only():
+    """4800 of them are 60 rows of 80, or 64 of 75."""
+    save(map_model(seen=(640, 480)), replace(FEATURES_CARD, preprocessing=replace(STEPS, width=640, height=480)))
+    tokens = {"descriptors0": "tokens", "descriptors1": "tokens"}
+    own = replace(MATCHER_CARD, layouts=tokens)
+    save(map_matcher(shape=(96, 60, 80), layout="tokens"), own)
+    front_end = FrontEnd(dense_config())
+    found = [front_end.extract(frame(image)) for image in PICTURES["room-step"]]
+    assert len(front_end.matcher.match(*found)) > 30
+    save(map_matcher(shape=(96, 60, 64), layout="tokens"), own)
+    with pytest.raises(ModelFileError, match=r"takes maps .*, its features model .* gives \(96, 60, 80\)"):
         FrontEnd(dense_config())
 
 

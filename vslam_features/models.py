@@ -155,7 +155,8 @@ class Models:
             logger.warning("%s: compared on seeded maps instead of maps %s", matcher.card.name, why)
             return None
         gives = binding.map_shape("descriptors")
-        if takes and gives and takes != gives:
+        tokens = matcher.card.layouts.get("descriptors0") == "tokens"  # which tell how many cells, not in how many rows
+        if takes and gives and (_cells(takes) != _cells(gives) if tokens else takes != gives):
             raise ModelFileError(f"{matcher.path}: takes maps {takes}, its features model {file.path} gives {gives}")
         return lambda image: binding.run({"image": file.card.preprocessing.apply(image)})["descriptors"]
 
@@ -243,6 +244,11 @@ class Models:
         if not own.passed:
             return f"does not compute what its card claims ({own.reasons[0]})"
         return "computes other weights" if record.passed and proven_sha256(own) != proven_sha256(record) else ""
+
+
+def _cells(shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Channels and cells of a map (C, h, w)."""
+    return shape[0], shape[1] * shape[2]
 
 
 def _features_of(matcher: ModelFile) -> ModelFile:
