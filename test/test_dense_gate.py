@@ -60,6 +60,13 @@ def test_the_gate_of_a_matcher_of_maps_runs_on_pictures(capsys, tmp_path, caplog
     assert "PASSED" in capsys.readouterr().out
 
 
+def test_both_images_have_another_number_of_keypoints():
+    """Else a matcher that returns as many matches as the other image has keypoints would pass."""
+    seen = dense_cases(lambda image: np.zeros((4, 3, 3), np.float32))
+    for case in (*seen, *dense_cases(None, (16, 12, 20))):
+        assert len(case.runs[0]["keypoints0"]) != len(case.runs[0]["keypoints1"]), case.name
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_without_the_features_model_the_gate_runs_on_seeded_maps(tmp_path):
     path = save(map_matcher(), MATCHER_CARD, tmp_path / "matcher.onnx")

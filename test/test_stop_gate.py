@@ -88,6 +88,10 @@ def limited(inputs):
     return float(inputs.get("early_stop_decay", 1)) < 1
 
 
+def cut(got):
+    return {name: got[name][:2] for name in ("matches0", "mscores0")}
+
+
 FAULTS = {
     "never stops": (
         lambda got, inputs: model(SCORES[int(inputs["case"])])(SIDES) if limited(inputs) else got,
@@ -100,6 +104,10 @@ FAULTS = {
     "says another layer": (
         lambda got, inputs: {**got, "stopped_after_layer": np.array(8)} if got["stopped_after_layer"] == 4 else got,
         "and yet it stopped after layer 8",
+    ),
+    "returns another number of matches": (
+        lambda got, inputs: {**got, **cut(got)} if got["stopped_after_layer"] else got,
+        "early_stop_decay 0.000: matches0 has shape (2,), expected (12,)",
     ),
     "scores otherwise where it may stop": (
         lambda got, inputs: model([0.99, 0.99, 0.99, 0.99])(inputs) if limited(inputs) else got,

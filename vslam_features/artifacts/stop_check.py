@@ -41,7 +41,7 @@ def check_stops(run: Callable, card: ModelCard, inputs: Tensors, plain: Tensors,
         except VslamFeaturesError as error:
             problems.append(f"{where} the model failed: {str(error).strip().splitlines()[0]}")
             continue
-        broken = breaches(card, given, got)
+        broken = breaches(card, {**inputs, **given}, got)
         problems += [f"{where}: {problem}" for problem in broken]
         expected = int(stopped_after(scores[None], checked, card.layers, 1.0, decay)[0])
         layer = int(got["stopped_after_layer"].flat[0]) if "stopped_after_layer" in got else expected
