@@ -3,7 +3,7 @@
 
     vslam-features models fetch lighterglue lighterglue-early-stop lightglue-aliked lightglue-aliked-early-stop
     python benchmarks/early_stop.py --data ../shared/data
-    python benchmarks/early_stop.py --model plain.onnx stopping.onnx
+    python benchmarks/early_stop.py --models lighterglue --keypoints 2048
 
 Each model that stops early runs beside its plain one, in one process on the
 same number of threads, on the same pairs of pictures (``reichstag_pairs``
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--keypoints", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=10, help="runs of each pair by each model")
-    parser.add_argument("--models", nargs="+", help="of the list in this file, by their plain names")
+    parser.add_argument("--models", nargs="+", choices=[m[0] for m in MODELS], default=[], help="by their plain names")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     chosen = [m for m in MODELS if not args.models or m[0] in args.models]

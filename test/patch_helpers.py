@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 from matcher_graph import Matcher
 from onnx import TensorProto, helper
@@ -30,3 +32,8 @@ def saved(model: onnx.ModelProto, path, card=None):
         helper.set_model_props(model_, {METADATA_KEY: card.to_json()})
     path.write_bytes(model_.SerializeToString())
     return path
+
+
+def older(path) -> bytes:
+    """The content of a file that an earlier patch made, which a new one may replace."""
+    return saved(PLAIN, path, replace(CARD, patches=("early-stop 2",))).read_bytes()

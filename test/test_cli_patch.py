@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from model_helpers import clear_environment, command, own_cache  # noqa: E402, F401
 from onnx import numpy_helper  # noqa: E402
-from patch_helpers import CARD, MATCHER, PLAIN, saved  # noqa: E402
+from patch_helpers import CARD, MATCHER, PLAIN, older, saved  # noqa: E402
 
 from vslam_features.artifacts.card import read_card, sidecar_path  # noqa: E402
 from vslam_features.artifacts.store import model_path  # noqa: E402
@@ -187,9 +187,19 @@ def test_weights_in_a_file_beside_it_come_along(tmp_path, capsys):
     assert code == 1 and "weights.bin" in errors and not out.exists()
 
 
+def test_a_file_of_others_is_never_replaced(file, capsys):
+    """Releases have such names: flexglue_matcher.onnx and flexglue_matcher_early_stop.onnx."""
+    target = file.with_name(f"{file.stem}_early_stop.onnx")
+    for content in (b"of others", file.read_bytes()):
+        target.write_bytes(content)
+        code, _, err = patch(capsys, file, "--layers", "2", "--no-timing")
+        assert code == 1 and f"{target} is there, and no patch made it" in err and "--out" in err
+        assert target.read_bytes() == content
+
+
 def test_an_older_result_is_replaced_and_the_card_beside_it_set_aside(file, capsys):
     out = file.with_name("small_early_stop.onnx")
-    out.write_text("old")
+    older(out)
     sidecar_path(out).write_text("role: features\nname: other\nlicence: none\n")
     code, _, errors = patch(capsys, file, "--layers", "2,4", "--no-timing")
     assert code == 0 and "small_early_stop.onnx.card.yaml.old" in errors
@@ -293,7 +303,7 @@ def test_damaged_files_are_refused_or_harmless(file, capsys, data):
 @pytest.mark.parametrize("step", ["stop_times", "write", "add_card"])
 def test_what_goes_wrong_on_the_way_leaves_what_was_there(file, capsys, monkeypatch, step, error):
     out = file.with_name("small_early_stop.onnx")
-    out.write_text("old")
+    older(out)
     sidecar_path(out).write_text("role: features\nname: other\nlicence: none\n")
     before = {p: p.read_bytes() for p in file.parent.iterdir()}
     module = model_patch_times if step == "stop_times" else model_file

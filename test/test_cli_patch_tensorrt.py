@@ -17,7 +17,7 @@ from graph_helpers import all_nodes, count  # noqa: E402
 from matcher_graph import Matcher  # noqa: E402
 from model_helpers import clear_environment, command, own_cache  # noqa: E402, F401
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from patch_helpers import CARD, plain_graph, saved  # noqa: E402
+from patch_helpers import CARD, older, plain_graph, saved  # noqa: E402
 
 from vslam_features.artifacts.card import read_card, sidecar_path  # noqa: E402
 from vslam_features.artifacts.store import model_path  # noqa: E402
@@ -145,10 +145,10 @@ def test_a_wrong_matrix_is_found_and_nothing_written(sums, tmp_path, monkeypatch
     right = cumsum.triangle
     monkeypatch.setattr(cumsum, "triangle", lambda size, *flags: right(size, *flags).T)
     out = tmp_path / "sums_cumsum.onnx"
-    out.write_text("old")
+    before = older(out)
     code, said, errors = patch(capsys, "cumsum", sums)
     assert code == 1 and not said and "computes something else" in errors and "mscores0" in errors
-    assert out.read_text() == "old" and sorted(p.name for p in tmp_path.glob("*.onnx")) == ["sums.onnx", out.name]
+    assert out.read_bytes() == before and sorted(p.name for p in tmp_path.glob("*.onnx")) == ["sums.onnx", out.name]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ModelFileError("x"), MemoryError()], ids=repr)
@@ -156,7 +156,7 @@ def test_a_wrong_matrix_is_found_and_nothing_written(sums, tmp_path, monkeypatch
 @pytest.mark.parametrize("step", ["write", "add_card", "load"])
 def test_what_goes_wrong_on_the_way_leaves_what_was_there(sums, tmp_path, monkeypatch, capsys, kind, step, error):
     out = tmp_path / "out.onnx"
-    out.write_text("old")
+    older(out)
     before = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
     module = model_patch_run if step == "load" else model_file
     original, calls = getattr(module, step), []

@@ -145,7 +145,7 @@ class Models:
         Raises ModelFileError where they are of another shape (C, h, w) than the matcher ``takes``.
         """
         try:
-            file = _features_of(matcher)
+            file = features_of(matcher)
             session = file.load("onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads))
             binding = Binding(session, file.card, str(file.path))
             binding.require(("image",), ("descriptors",))
@@ -251,7 +251,7 @@ def _cells(shape: tuple[int, int, int]) -> tuple[int, int]:
     return shape[0], shape[1] * shape[2]
 
 
-def _features_of(matcher: ModelFile) -> ModelFile:
+def features_of(matcher: ModelFile) -> ModelFile:
     """The file of a matcher's features model: by its name in the cache, else one of that name beside the matcher.
 
     Raises ModelError or ConfigError where there is none.

@@ -67,15 +67,14 @@ def verify(model: str, config: Config, reference: str = "", images=(), inputs=()
 
 def _extractor(model: str, config: Config, models):
     """Features of a picture by the model that a matcher's card names; None for other roles."""
-    from ..artifacts.card import read_card
     from ..artifacts.store import locate
+    from ..reference import ModelFile
     from ..types import Frame
 
-    card = read_card(locate(model, config.runtime.precision))
-    name = card.features_model
-    if card.role != "matcher" or not name:
+    file = ModelFile.at(locate(model, config.runtime.precision))
+    if file.card.role != "matcher" or not file.card.features_model:
         return None
-    plugin, options = _plugin_of(name, config, models)
+    plugin, options = _plugin_of(file, config, models)
     features = plugin(max_keypoints=1024, long_side=config.features.long_side, options=options, models=models)
 
     def extract(image):
@@ -85,11 +84,14 @@ def _extractor(model: str, config: Config, models):
     return extract
 
 
-def _plugin_of(name: str, config: Config, models):
-    """The plug-in for a features model and its options: that of the configuration where this is its model."""
+def _plugin_of(matcher, config: Config, models):
+    """The plug-in for a matcher's features model and its options: that of the configuration where this is its model."""
     from .. import registry
     from ..artifacts.card import read_card
     from ..artifacts.store import locate
+    from ..models import features_of
+
+    name = matcher.card.features_model
 
     with contextlib.suppress(ModelError):  # the configured one need not be here
         own = config.features.options.get("model")
@@ -99,6 +101,7 @@ def _plugin_of(name: str, config: Config, models):
     if name in registry.names("features"):
         plugin = registry.get("features", name)
     else:  # these two run any model of features: cards tell how
+        name = str(features_of(matcher).path)
         plugin = registry.get("features", "flexglue" if models.open("features", name).binding.dense else "xfeat")
     learned = "model" in {f.name for f in dataclasses.fields(plugin.Options)}
     return plugin, plugin.Options(model=name) if learned else plugin.Options()

@@ -211,10 +211,14 @@ def _places(numbers: dict) -> list[tuple]:
         text = f"{located['keyframes']} of {numbers['keyframes']} keyframes{first}"
         tried = f"{located['verified']} of {located['attempted']} tried"
         rows = [("recognised in map", text), ("  pairs verified", tried)]
-        return [*rows, ("  ambiguous, gated", f"{located['ambiguous']}, {loops['gated']}")]
+        statuses = numbers["by_kind"].get("relocalisation", {}).get("statuses", {})
+        text = ", ".join(f"{n} {status}" for status, n in statuses.items()) or "-"
+        return [*rows, ("  statuses", text), ("  gated", loops["gated"])]
+    statuses = numbers["by_kind"].get("loop", {}).get("statuses", {})
     return [
         ("loops verified", f"{loops['verified']} of {loops['attempted']} tried"),
-        ("  ambiguous, gated", f"{loops['ambiguous']}, {loops['gated']}"),
+        ("  statuses", ", ".join(f"{n} {status}" for status, n in statuses.items()) or "-"),
+        ("  gated", loops["gated"]),
     ]
 
 

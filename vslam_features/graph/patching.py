@@ -6,6 +6,7 @@ A patch is a function of a graph, such as :func:`~.early_stop.add_early_stop`; h
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from .. import __version__
 from ..artifacts.cache import adopt, staging
 from ..artifacts.card import METADATA_KEY, ModelCard, read_card, set_aside_sidecar
 from ..errors import ConfigError, ExportError, ModelFileError
+from ..runtimes.onnx_header import read_metadata
 from . import model_file
 
 logger = logging.getLogger(__name__)
@@ -57,15 +59,19 @@ class Source:
 def placing(source: Source, model: ir.Model, card: ModelCard, target: Path) -> Iterator[Path]:
     """The patched file, written, proved and with its card inside; it becomes ``target`` when the block ends well.
 
-    An older ``target`` is replaced; a card beside it is set aside, since it would come before the one inside.
+    An older ``target`` that a patch made is replaced; a card beside it is set aside, since it would come before the one
+    inside. A file of others is never replaced: releases have names such as ``matcher_early_stop.onnx`` as well.
 
     Raises:
-        ConfigError: ``target`` is the source or no .onnx file. ExportError: what was written is not valid. CacheError.
+        ConfigError: ``target`` is the source, no .onnx file, or a file that no patch made.
+        ExportError: what was written is not valid. CacheError.
     """
     if target.suffix != ".onnx":
         raise ConfigError(f"--out {target}: expected a name that ends in .onnx")
     if target.exists() and target.samefile(source.path):
         raise ConfigError(f"--out {target}: is the file that is patched, which stays as it is; name another")
+    if target.exists() and not _is_patched(target):
+        raise ConfigError(f"{target} is there, and no patch made it: name another file with --out, or move it away")
     model.metadata_props.pop(METADATA_KEY, None)
     with staging(target.parent) as scratch:
         staged = scratch / target.name
@@ -77,3 +83,12 @@ def placing(source: Source, model: ir.Model, card: ModelCard, target: Path) -> I
         if old := set_aside_sidecar(target):
             logger.warning("%s: has its own card; the one beside it is now %s", target, old.name)
         adopt(staged, target)
+
+
+def _is_patched(path: Path) -> bool:
+    """Whether a file is of a patch, by the card inside."""
+    try:
+        card = ModelCard.from_dict(json.loads(read_metadata(path)[METADATA_KEY]), str(path))
+    except (ModelFileError, KeyError, ValueError):
+        return False
+    return bool(card.patches)
