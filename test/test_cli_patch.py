@@ -232,7 +232,9 @@ def test_a_stop_is_forced_after_one_layer_and_none_before(num_layers, dtype):
         (("--layers", "2", "--like", "kpts,0"), 1, "'kpts'.*descriptors0"),
         (("--layers", "2", "--like", "kpts"), 2, "got 'kpts'"),
         (("--layers", "2", "--out", "x.engine"), 1, "ends in .onnx"),
-        (("--layers", "2", "--num-layers", "2"), 1, "1 to 1"),
+        (("--layers", "2", "--num-layers", "6"), 1, "--num-layers 6: the card of .*small.onnx says 5"),
+        (("--layers", "2", "--scores", "score_{index}"), 1, r"counts them from 1: write 'score_\{layer\}'"),
+        (("--layers", "2", "--like", "keypoints0,1"), 1, "told to stop after layer 2: matches0 .*check --like"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said(file, capsys, args, code, words):

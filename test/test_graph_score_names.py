@@ -52,6 +52,15 @@ def test_layers_without_a_score_are_left_out():
     assert find_scores(model(["s_2", "s_4"]), "s_{layer}", 6) == {2: "s_2", 4: "s_4"}
 
 
+@pytest.mark.parametrize("first, wrong, right", [(1, "{index}", "{layer}"), (0, "{layer}", "{index}")])
+def test_names_that_count_from_the_other_number_are_refused(first, wrong, right):
+    """Else layer 1's score would be taken for layer 2's, and checked as if it were."""
+    made = model([f"s_{first + i}" for i in range(5)])
+    with pytest.raises(ConfigError, match=f"counts them from {first}: write 's_{right}'"):
+        find_scores(made, f"s_{wrong}", 6)
+    assert find_scores(model(["s_1", "s_3"]), "s_{index}", 6) == {2: "s_1", 4: "s_3"}  # of layers 2 and 4 alone
+
+
 @pytest.mark.parametrize("pattern", ["score", "", "score_{}", "score_{k}"])
 def test_a_pattern_has_the_number_in_it(pattern):
     with pytest.raises(ConfigError, match=r"\{layer\}.*\{index\}"):

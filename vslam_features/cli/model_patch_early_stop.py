@@ -58,6 +58,10 @@ def run(args) -> int:
     num_layers = card.layers if args.num_layers is None else args.num_layers
     if not num_layers:
         raise ConfigError(f"--num-layers L is missing: the card of {source.path} does not say how many layers it has")
+    if card.layers and num_layers != card.layers:  # the rule's exponents would be wrong, and agree with themselves
+        raise ConfigError(
+            f"--num-layers {num_layers}: the card of {source.path} says {card.layers}; leave it out, or mend the card"
+        )
     done = add_early_stop(
         source.model,
         find_scores(source.model, args.scores, num_layers),

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..artifacts.binding import Binding
 from ..artifacts.card import ModelCard
+from ..artifacts.contract import breaches
 from ..errors import ExportError
 from .model_patch_run import PlainRun, load
 
@@ -52,10 +53,14 @@ def stop_times(plain: PlainRun, patched: Path, card: ModelCard) -> StopTimes:
     dtype = stopping.inputs["min_covisibility"].dtype
     stopped = {}
     for layer in card.early_stop_layers:
-        runs[layer] = partial(stopping.run, inputs | forced_stop(layer, card.layers, dtype))
-        stopped[layer] = int(runs[layer]()["stopped_after_layer"].flat[0])
+        told = inputs | forced_stop(layer, card.layers, dtype)
+        runs[layer] = partial(stopping.run, told)
+        outputs = runs[layer]()
+        stopped[layer] = int(outputs["stopped_after_layer"].flat[0])
         if not 0 < stopped[layer] <= layer or stopped[card.early_stop_layers[0]] != card.early_stop_layers[0]:
             raise ExportError(f"told to stop after layer {layer}, it stopped after {stopped[layer]} (0: it did not)")
+        if broken := breaches(card, told, outputs):  # such as a rejection of the other image's length
+            raise ExportError(f"told to stop after layer {layer}: {'; '.join(broken)}; check --like and --scores")
     times = _shortest(runs)
     after = {layer: times[layer] if stopped[layer] == layer else None for layer in card.early_stop_layers}
     return StopTimes(str(session.active), len(inputs.get("keypoints0", ())), times["plain"], times[0], after)

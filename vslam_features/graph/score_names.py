@@ -21,7 +21,8 @@ def find_scores(model: ir.Model, pattern: str, num_layers: int) -> dict[int, str
         pattern: a name with ``{layer}`` in place of the number of the layer, from 1, or ``{index}`` where the file
             counts from 0.
     Raises:
-        ConfigError: the pattern has neither, or no value has such a name; the message has patterns that would do.
+        ConfigError: the pattern has neither, no value has such a name, or the names count from the other number; the
+            message has patterns that would do.
     """
     if LAYER not in pattern and INDEX not in pattern:
         raise ConfigError(f"scores '{pattern}': expected a name with {LAYER} (from 1) or {INDEX} (from 0) in it")
@@ -31,6 +32,13 @@ def find_scores(model: ir.Model, pattern: str, num_layers: int) -> dict[int, str
     if not found:
         raise ConfigError(
             f"graph '{model.graph.name}' has no values named '{pattern}', for scores of layers; {_advice(model)}"
+        )
+    # Off by one, a score would be taken for that of the layer after, or before.
+    from_0, *from_1 = [pattern.replace(LAYER, str(k)).replace(INDEX, str(k)) in there for k in (0, 1, 2)]
+    if from_0 and LAYER in pattern or INDEX in pattern and not from_0 and all(from_1):
+        right = pattern.replace(LAYER, INDEX) if from_0 else pattern.replace(INDEX, LAYER)
+        raise ConfigError(
+            f"scores '{pattern}': graph '{model.graph.name}' counts them from {0 if from_0 else 1}: write '{right}'"
         )
     return found
 
