@@ -14,7 +14,7 @@ from skimage import data as skimage_data
 
 from vslam_features.cli.common import load_config, read_camera
 from vslam_features.cli.main import COMMANDS, main
-from vslam_features.cli.match import _pose_text
+from vslam_features.cli.match_text import _pose_text
 from vslam_features.cli.replay import _out_name
 from vslam_features.errors import CameraError, ConfigError
 
