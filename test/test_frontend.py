@@ -357,6 +357,7 @@ def test_corridor_true_loops_are_verified_and_no_false_one(poses):
     assert len(wanted) >= 8 and len(missing) <= (0 if poses else 2), missing  # consensus takes a keyframe to begin
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_twin_rooms_with_poses_no_loop_between_them_is_ok():
     frames, truth = scene("twin_rooms", 2.0)
@@ -365,6 +366,7 @@ def test_twin_rooms_with_poses_no_loop_between_them_is_ok():
     assert any(m.verified and true for *_, m, true in pairs)
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_standing_in_a_look_alike_room_confirms_nothing():
     """The same view again is no second witness."""
@@ -378,6 +380,7 @@ def test_standing_in_a_look_alike_room_confirms_nothing():
     assert statuses.count(Status.AMBIGUOUS) >= 6 and Status.OK not in statuses
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_twin_rooms_without_poses_nothing_is_confirmed_on_a_single_keyframe():
     frames, truth = scene("twin_rooms", 2.0)
@@ -552,6 +555,7 @@ def test_a_localisation_finds_its_place_and_leaves_the_map_alone():
     assert front_end.process(frames[0])[0].keyframe.id == 15
 
 
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_the_second_walk_is_located_in_the_map_of_the_first():
     """Recall as in one live run over both walks."""

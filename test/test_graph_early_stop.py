@@ -30,6 +30,8 @@ from onnx import helper  # noqa: E402
 
 from vslam_features.graph import fp16, rules  # noqa: E402
 
+LONG = pytest.mark.endurance
+
 
 def check_against_numpy(run_once, layers):
     """All pairs, thresholds and decays against the reference in float64; which layers it stopped after."""
@@ -61,7 +63,7 @@ def test_stop_layer_and_matches_are_those_of_the_reference(level, layers):
     assert np.mean(np.array(stops) == 0) > 0.3, "and many must have passed"
 
 
-@pytest.mark.parametrize("layers", [SHIPPED, EVERY, ONE], ids=str)
+@pytest.mark.parametrize("layers", [SHIPPED, pytest.param(EVERY, marks=LONG), pytest.param(ONE, marks=LONG)], ids=str)
 def test_openvino_stops_where_the_reference_does(layers):
     stops = check_against_numpy(openvino_runner(patched(PLAIN, layers)[0]), layers)
     assert set(stops) == {0, *layers}
@@ -137,7 +139,9 @@ def test_a_score_that_is_nan_ends_the_run_and_is_seen(layers):
             np.testing.assert_array_equal(seen, [np.nan, *[-1] * len(layers[1:])])
 
 
-@pytest.mark.parametrize("layer", SHIPPED)
+@pytest.mark.parametrize(
+    "layer", [SHIPPED[0], pytest.param(SHIPPED[1], marks=LONG), pytest.param(SHIPPED[2], marks=LONG), SHIPPED[3]]
+)
 def test_a_nan_of_one_score_ends_the_run_there(layer):
     model = onnx.ModelProto()
     model.CopyFrom(PLAIN)

@@ -143,6 +143,7 @@ def test_half_precision_is_ieee_and_queries_are_not_rounded():
     assert abs(own - wide) > 1e-6 and index.search(queries[0], 1, 200)[1][0] == np.float32(own)
 
 
+@pytest.mark.endurance
 @pytest.mark.usefixtures("tiny")
 def test_both_indexes_find_the_same_loops():
     pytest.importorskip("faiss")
