@@ -13,12 +13,13 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-compat test-export lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-demo test-compat test-export lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
 	@echo "make test         lint and all tests but those of endurance"
-	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps and pairs of images"
+	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps and pairs of images, long walks"
+	@echo "make test-demo    the whole demo, judged by its numbers"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
@@ -47,7 +48,11 @@ test: $(READY) lint
 
 test-endurance: $(READY)
 	$(BIN)/python -m vslam_features models fetch default effnet_cov
-	$(BIN)/python -m pytest -m endurance test
+	$(BIN)/python -m pytest -m endurance --ignore test/ros test
+
+# With nodes, so by itself.
+test-demo: $(READY)
+	$(BIN)/python -m pytest -m endurance test/ros
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"

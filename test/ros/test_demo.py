@@ -39,6 +39,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.endurance
 def test_the_whole_demo(tmp_path):
     """Every true loop verified, no false one, nothing lost: the command checks it, and so do its numbers.
 
