@@ -13,7 +13,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-demo test-compat test-export lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-demo test-compat test-export test-export-flexglue test-export-others lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
@@ -90,9 +90,21 @@ $(EXPORT)/.installed: Makefile setup.py
 	$(EXPORT)/bin/python -m pip install --quiet "transformers==5.24.*"
 	@touch $@
 
+# Two halves side by side; what has a node or compares times follows, by itself.
+OF_FLEXGLUE := $(wildcard test/export/test_*flexglue*.py) test/export/test_patch_tensorrt.py
+ALONE := test/export/test_megaloc_node.py test/export/test_learned_accuracy.py test/export/test_benchmarks.py
+IN_EXPORT := $(EXPORT)/bin/python -m pytest -p no:cacheprovider
+
 test-export: $(EXPORT)/.installed
 	$(EXPORT)/bin/python -m vslam_features models fetch all
-	$(EXPORT)/bin/python -m pytest -p no:cacheprovider test/export
+	$(MAKE) --jobs 2 --output-sync=target test-export-flexglue test-export-others
+	$(IN_EXPORT) $(ALONE)
+
+test-export-flexglue:
+	$(IN_EXPORT) $(OF_FLEXGLUE)
+
+test-export-others:
+	$(IN_EXPORT) $(filter-out $(OF_FLEXGLUE) $(ALONE),$(wildcard test/export/test_*.py))
 
 colcon: $(READY)
 	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/plain --install-base install/plain
