@@ -10,6 +10,7 @@ import _ours
 import numpy as np
 from _timing import Spread, fastest_ratio, interleaved
 
+from vslam_features.artifacts.stop_rule import NEVER
 from vslam_features.config import Config
 from vslam_features.frontend import FrontEnd
 from vslam_features.images import read_image
@@ -41,11 +42,16 @@ class Parts:
         pairs = self.matcher.matcher.match_overlapping(*features).pairs
         self.prepared[files] = {
             "features": [self._image_inputs(frame) for frame in frames],
-            "matcher": self._named("matcher", _ours.graph_inputs(features)),
+            "matcher": self._named("matcher", _ours.graph_inputs(features) | self._never()),
             "points": [f.keypoints[pairs[:, i]] for i, f in enumerate(features)],
             "pair": features,
             "frames": frames,
         }
+
+    def _never(self) -> dict[str, np.ndarray]:
+        """Inputs with which a matcher that can stop early does not."""
+        has = self.engines["matcher"].binding.inputs
+        return {name: np.array(value, np.float32) for name, value in NEVER.items() if name in has}
 
     def bare(self, files: tuple[Path, Path]) -> None:
         """Model runs and solver alone."""
