@@ -35,9 +35,11 @@ def corridor(data_dir: Path) -> Path:
 def test_the_default_closes_the_loops_of_a_corridor_and_no_others(data_dir):
     folder = corridor(data_dir)
     log = replay(open_source(folder / "images"))
-    assert log.instead == "" and {e.name for e in log.engines} == {"xfeat", "lighterglue"}
+    assert log.instead == "" and {e.name for e in log.engines} == {"xfeat", "lighterglue-early-stop"}
     assert all(e.runs and not e.faults for e in log.engines)
-    truth = metrics(log, LoopTruth.load(folder / "loop_matrix.png"))["loop_truth"]
+    numbers = metrics(log, LoopTruth.load(folder / "loop_matrix.png"))
+    statuses, truth = numbers["by_kind"]["loop"]["statuses"], numbers["loop_truth"]
+    assert statuses["stopped_early"] > 5 and "stopped_early" not in numbers["by_kind"]["track"]["statuses"]
     assert truth["queries"] == 44
     assert truth["recall_at_1"] >= 0.90 and truth["recall_at_5"] >= 0.97
     assert truth["queries_with_loop"] >= 34
