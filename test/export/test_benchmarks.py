@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -78,25 +77,43 @@ def test_fastest_ratio_leaves_disturbed_runs_out():
 
 
 def test_random_sizes_show_a_leak_and_a_slow_call(monkeypatch):
-    clock, kept, sizes = Clock(), [], []
+    clock, sizes = Clock(), []
     monkeypatch.setattr(_memory, "time", clock)
+    # What is resident counts all that the process of the tests holds and gives back: see the test below.
+    monkeypatch.setattr(_memory, "resident_mib", lambda: 100.0 + 2 * len(sizes))
 
     def run(pair):
         sizes.append(tuple(map(len, pair)))
-        kept.append(np.ones(2 << 20, np.uint8))
         clock.sleep(0.2 if len(sizes) == 30 else 0.005)
         clock.cpu += 0.001
 
     found = _memory.random_sizes(run, (features(200), features(150)), calls=40)
-    assert found["growth_mib"] == pytest.approx(2 * 27, abs=8)  # the warm-up took 13 calls
+    assert (found["warm_mib"], found["end_mib"]) == (126, 180)  # the warm-up took 13 calls
+    assert found["growth_mib"] == 2 * 27
     assert (found["median_ms"], found["worst_ms"], found["worst_ratio"]) == pytest.approx((5, 200, 40), rel=0.01)
     assert found["cpu_worst_ratio"] == pytest.approx(1, rel=0.01)
     assert sizes[0] == (200, 150) and {0, 1, 127} <= set(np.ravel(sizes))
 
 
-def test_random_sizes_of_steady_memory_are_flat():
-    found = _memory.random_sizes(lambda pair: time.sleep(0.001), (features(200), features(150)), calls=40)
-    assert found["growth_mib"] < 4
+_LEAK = """
+import numpy as np, _memory
+from vslam_features.types import Features, ModelIdentity
+model = ModelIdentity("features", "fake", "0" * 64, "any")
+a = Features(np.zeros((200, 2), np.float32), np.ones(200, np.float32), np.zeros((200, 8), np.float32), (64, 48), model)
+kept = []
+steady = _memory.random_sizes(lambda pair: None, (a, a), calls=40)
+leak = _memory.random_sizes(lambda pair: kept.append(np.ones(2 << 20, np.uint8)), (a, a), calls=40)
+print(steady["growth_mib"], leak["growth_mib"])
+"""
+
+
+def test_what_is_resident_shows_a_leak_and_no_other():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])}
+    done = subprocess.run([sys.executable, "-c", _LEAK], capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr
+    steady, leak = map(float, done.stdout.split())
+    assert steady < 4
+    assert leak == pytest.approx(2 * 27, abs=8)
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):
