@@ -97,7 +97,7 @@ class Models:
         Args:
             reference: name or path of the model that it is compared with; empty: golden outputs, or the fp32 file.
             images: pictures or folders of them, beside the pairs that ship.
-            inputs: saved inputs (incidents) or folders of them, instead of the pairs that ship.
+            inputs: saved inputs (incidents, collected pairs) or folders of them, instead of the pairs that ship.
             extract: features of a picture for a matcher, see ``cases.image_cases``.
         Raises:
             as ``open``, but for ParityError; DataError: images or inputs cannot be used.
@@ -111,7 +111,7 @@ class Models:
                 raise ModelFileError(f"{other.path}: is a {other.card.role} model, {file.path} is {file.card.role}")
             compared = Reference(other, other.sha256 == file.sha256, threads)
         if inputs:
-            chosen = cases.saved_cases(inputs)
+            chosen = cases.saved_cases(inputs, file.card)
         else:
             chosen = [*self._shipped(file, session), *(cases.image_cases(file.card, images, extract) if images else [])]
             if reference:  # golden outputs are those of another reference

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import DataError, ImageError, ModelError
 from ..images import read_image
-from . import golden, incidents
+from . import golden, incidents, saved_pairs
 from .card import ModelCard
+from .npz import read_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +86,22 @@ def image_cases(
     return cases
 
 
-def saved_cases(paths: Sequence[Path]) -> list[Case]:
-    """Saved inputs: incidents, other ``.npz`` files whose arrays are inputs by name, or folders of both.
+def saved_cases(paths: Sequence[Path], card: ModelCard | None = None) -> list[Case]:
+    """Saved inputs: incidents, collected pairs, other ``.npz`` files of inputs by name, or folders of all these.
 
+    Args:
+        card: of the model that is to take them.
     Raises:
-        DataError: a file cannot be read, naming it; or there is none.
+        DataError: a file cannot be read, or is a pair of features that the model does not match, naming it; or there
+            is none.
     """
-    return [Case(f.stem, (incidents.load_inputs(f),)) for f in saved_files(paths)]
+    cases = []
+    for file in saved_files(paths):
+        pair = saved_pairs.parse(file, read_arrays(file))
+        if pair is not None and card is not None:
+            pair.require_taken(card, str(file))
+        cases.append(Case(file.stem, (incidents.load_inputs(file) if pair is None else pair.inputs,)))
+    return cases
 
 
 def saved_files(paths: Sequence[Path]) -> list[Path]:

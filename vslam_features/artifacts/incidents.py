@@ -8,7 +8,6 @@ the first of each kind last: it shows how a fault began.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import re
@@ -22,7 +21,9 @@ import numpy as np
 
 from .. import __version__
 from ..errors import CacheError, DataError
+from . import saved_pairs
 from .cache import place
+from .npz import npz_bytes, read_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Incidents:
                 logger.warning("%s: the failing input of %.1f MB exceeds the limit and is not kept", name, size / 2**20)
                 return None
             try:
-                return self._write(_file_stem(stamp, role, name), kind, json.dumps(meta), arrays)
+                return self._write(_file_stem(stamp, role, name), kind, meta, arrays)
             except (OSError, CacheError, ValueError) as error:  # ValueError: an array of objects
                 self.failed += 1
                 logger.error("%s: the failing input cannot be kept in %s: %s", name, self.folder, error)
@@ -111,11 +112,9 @@ class Incidents:
             return []
         return sorted(p for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
 
-    def _write(self, stem: str, kind: str, meta: str, arrays: dict) -> Path:
+    def _write(self, stem: str, kind: str, meta: dict, arrays: dict) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        _savez(buffer, meta, arrays)
-        data = buffer.getvalue()
+        data = npz_bytes(meta, arrays)
         seen = {_NAME.fullmatch(p.name)["kind"] for p in self.files()}
         path = self.folder / f"{stem}-{kind}{'' if kind in seen else '-first'}.npz"
         self._make_room(len(data))
@@ -133,7 +132,7 @@ class Incidents:
 
 def load(path: Path) -> Incident:
     """Read an incident. Raises DataError naming the file where it is damaged or none."""
-    arrays = _read(path)
+    arrays = read_arrays(path)
     try:
         meta = json.loads(str(arrays.pop("meta")))
         texts = {f: str(meta[f]) for f in ("role", "name", "sha256", "runtime", "fault", "time")}
@@ -149,32 +148,18 @@ def load(path: Path) -> Incident:
 
 
 def load_inputs(path: Path) -> dict[str, np.ndarray]:
-    """A model's inputs, of an incident or of any ``.npz`` whose arrays are the inputs by name. Raises DataError."""
-    arrays = _read(path)
+    """A model's inputs, of an incident, a saved pair, or any ``.npz`` whose arrays are the inputs by name.
+
+    Raises DataError.
+    """
+    arrays = read_arrays(path)
+    if pair := saved_pairs.parse(path, arrays):
+        return pair.inputs
     if "meta" in arrays:
         return load(path).inputs
     if not arrays:
         raise DataError(f"{path}: holds no arrays; expected a model's inputs by name")
     return arrays
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            if not isinstance(data, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not an .npz file")
-            return {key: data[key] for key in data.files}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: is not there; 'vslam-features models verify --inputs' takes .npz files") from error
-    except Exception as error:  # numpy and zipfile raise a dozen unrelated types on damaged bytes
-        raise DataError(f"{path}: cannot be read as .npz: {type(error).__name__}: {error}") from error
-
-
-def _savez(file, meta: str, arrays: dict[str, np.ndarray]) -> None:
-    for key, value in arrays.items():
-        if value.dtype.hasobject:
-            raise ValueError(f"{key} is an array of objects")
-    np.savez(file, meta=np.array(meta), **arrays)
 
 
 def _kind(role: str, sha256: str, fault: str) -> str:

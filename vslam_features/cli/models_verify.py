@@ -23,7 +23,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--reference", default="", metavar="REF", help="model to compare with (default: what ships)")
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE|DIR", help="pictures of yours, too")
     parser.add_argument("--inputs", nargs="+", type=Path, default=[], metavar="NPZ|DIR",
-                        help="saved inputs, such as its incidents, instead of the pairs that ship")  # fmt: skip
+                        help="saved inputs, such as its incidents or collected pairs, instead of the pairs that ship")  # fmt: skip
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="variant (default: runtime.precision)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_arguments(parser)
@@ -108,19 +108,24 @@ def _plugin_of(matcher, config: Config, models):
 
 
 def _saved(paths: list[Path], model: str, config: Config) -> tuple[list[Path], list[str]]:
-    """The saved inputs of a model, and lines: what incidents say of their fault, and how many are of other models.
+    """The saved inputs of a model, and lines: what pairs and incidents say of themselves, how many are of others.
 
     Raises DataError where all are incidents of others.
     """
-    from ..artifacts import incidents
+    from ..artifacts import incidents, saved_pairs
     from ..artifacts.card import read_card
     from ..artifacts.cases import saved_files
+    from ..artifacts.npz import read_arrays
     from ..artifacts.store import locate
 
     card = read_card(locate(model, config.runtime.precision))
     files, lines, others = [], [], Counter()
     for file in saved_files(paths):
         try:
+            if pair := saved_pairs.parse(file, read_arrays(file)):
+                files.append(file)
+                lines.append(f"{file.name}: {pair.text}")
+                continue
             found = incidents.load(file)
         except DataError:  # plain inputs, or damaged: the comparison tells
             files.append(file)
