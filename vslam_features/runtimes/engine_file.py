@@ -1,0 +1,194 @@
+"""TensorRT engine files: 4 bytes of length (little-endian), a JSON object of that length, then the engine.
+
+The object is the model's card, with one more key, ``engine``: what it was built from, for which GPU and by what. A
+plan says none of that itself, and TensorRT's own words about a plan of another machine do not help anybody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import ModelFileError
+
+SUFFIX = ".engine"
+_KEY = "engine"
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """What is under ``engine`` in the header.
+
+    Args:
+        key: of everything that the engine depends on, see ``artifacts/engine_key.py``.
+        gpu, capability, driver, cuda: as in ``cuda.Gpu`` (``cuda`` is its ``runtime``).
+        tensorrt: version of the library.
+        source: file name of the ONNX model that was asked for; source_sha256: its content.
+        built_from_sha256: content of the patched model that TensorRT parsed.
+        precision: ``fp32``, ``fp16`` or ``bf16``. typing: ``strong`` or ``weak``.
+        has_if: whether the model branches; then no CUDA graph can be captured.
+        patches: name -> version of what was done to the model first.
+        profiles: tensor of the file -> its smallest, optimal and largest shape (of a shape tensor: values).
+        options: of the build, name -> value.
+        layer_precisions: layer -> type that it was told to compute in.
+        made_with: program -> version. time: when it was built, ISO 8601, UTC.
+        bytes, sha256: of the engine behind the header; ``write`` fills them in.
+    """
+
+    key: str
+    gpu: str
+    capability: str
+    driver: str
+    cuda: str
+    tensorrt: str
+    source: str
+    source_sha256: str
+    built_from_sha256: str
+    precision: str
+    typing: str
+    has_if: bool
+    patches: dict[str, int] = field(default_factory=dict)
+    profiles: dict[str, list[list[int]]] = field(default_factory=dict)
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    layer_precisions: dict[str, str] = field(default_factory=dict)
+    made_with: dict[str, str] = field(default_factory=dict)
+    time: str = ""
+    bytes: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class EngineHeader:
+    """``card``: fields of the model card, as ``ModelCard.to_dict`` gives them."""
+
+    card: dict
+    facts: BuildFacts
+
+    @property
+    def name(self) -> str:
+        """Of the model, for messages and commands."""
+        return str(self.card.get("name", "NAME"))
+
+
+def write(file: BinaryIO, header: EngineHeader, engine: bytes) -> EngineHeader:
+    """Write a whole engine file; the header as it was written."""
+    facts = dataclasses.replace(header.facts, bytes=len(engine), sha256=hashlib.sha256(engine).hexdigest())
+    text = json.dumps({**header.card, _KEY: dataclasses.asdict(facts)}, sort_keys=True, allow_nan=False).encode()
+    if len(text) > _MAX_HEADER_BYTES:
+        raise ModelFileError(f"the header of an engine is limited to {_MAX_HEADER_BYTES} bytes, got {len(text)}")
+    file.write(_LENGTH.pack(len(text)))
+    file.write(text)
+    file.write(engine)
+    return EngineHeader(header.card, facts)
+
+
+def read_header(path: str | Path) -> EngineHeader:
+    """The header alone; that so many bytes follow as it says is checked, but not what they are.
+
+    Raises ModelFileError for a file that cannot be read, is no engine with a header, or is cut short.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            return _read_header(file, path)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_engine(path: str | Path) -> tuple[EngineHeader, bytes]:
+    """Header and engine, which is the one that was built. Raises ModelFileError as ``read_header``, or: damaged."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            header = _read_header(file, path)
+            engine = file.read(header.facts.bytes)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(engine).hexdigest() != header.facts.sha256:
+        raise ModelFileError(f"{path} is damaged: its {len(engine)} bytes of engine changed; {rebuild(header)}")
+    return header, engine
+
+
+def peek(file: BinaryIO, size: int) -> dict | None:
+    """The JSON object at the start of an engine of ``size`` bytes, by whomever; None where there is none."""
+    file.seek(0)
+    head = file.read(_LENGTH.size + 1)
+    if len(head) <= _LENGTH.size or head[-1:] != b"{":
+        return None
+    (length,) = _LENGTH.unpack(head[: _LENGTH.size])
+    if length > min(_MAX_HEADER_BYTES, size - _LENGTH.size):
+        return None
+    file.seek(_LENGTH.size)
+    try:
+        values = json.loads(file.read(length))
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def rebuild(header: EngineHeader | None = None) -> str:
+    """The next step where an engine cannot be used."""
+    return f"run 'vslam-features models build {header.name if header else 'NAME'} --runtime tensorrt'"
+
+
+def _read_header(file: BinaryIO, path: Path) -> EngineHeader:
+    """Leaves the file at the engine's first byte."""
+    size = os.fstat(file.fileno()).st_size
+    values = peek(file, size)
+    if values is None:
+        raise ModelFileError(
+            f"{path} ({size} bytes) begins with no header of an engine: cut short, damaged, or written by another "
+            f"program, which does not say what it is for; {rebuild()}"
+        )
+    if not isinstance(values.get(_KEY), dict):
+        raise ModelFileError(f"{path}: its header has no '{_KEY}': another program wrote it; {rebuild()}")
+    facts = values.pop(_KEY)
+    header = EngineHeader(values, BuildFacts("", "", "", "", "", "", "", "", "", "", "", False))
+    problems = _problems(facts)
+    if problems:
+        raise ModelFileError(
+            f"{path}: its header is damaged or of another version of vslam_features: {'; '.join(problems)}; "
+            f"{rebuild(header)}"
+        )
+    header = EngineHeader(values, BuildFacts(**facts))
+    there = size - file.tell()
+    if there != header.facts.bytes:
+        state = "cut short" if there < header.facts.bytes else "damaged"
+        raise ModelFileError(
+            f"{path} is {state}: expected {header.facts.bytes} bytes of engine behind the header, got {there}; "
+            f"{rebuild(header)}"
+        )
+    return header
+
+
+def _problems(facts: dict) -> list[str]:
+    """What is wrong with the object under ``engine``."""
+    hints = typing.get_type_hints(BuildFacts)
+    known = {f.name: f for f in dataclasses.fields(BuildFacts)}
+    problems = [f"unknown field '{n}'" for n in sorted(set(facts) - set(known))]
+    problems += [f"field '{n}' is missing" for n in known if n not in facts]
+    return problems + [f"{n}: got {facts[n]!r:.60}" for n in known if n in facts and not _fits(facts[n], hints[n])]
+
+
+def _fits(value, kind) -> bool:
+    """Whether a JSON value is of a type as it is written in ``BuildFacts``."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(v, args[1]) for v in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_fits(v, args[0]) for v in value)
+    if origin is types.UnionType:
+        return any(_fits(value, a) for a in args)
+    if kind is int:
+        return type(value) is int and value >= 0  # lengths, sizes and versions
+    return type(value) is kind

@@ -1,0 +1,176 @@
+"""The library ``tensorrt``: what the installed version can do, and the objects that need a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import BackendError, ModelFileError, RuntimeMissingError
+from .base import reason
+from .cuda import Cuda
+
+logger = logging.getLogger(__name__)
+
+_INSTALL = "on x86 pip install 'vslam_features[tensorrt]'; on a Jetson it comes with JetPack (apt: python3-libnvinfer)"
+_KEPT = 8  # errors of TensorRT that a message quotes at most
+_loading = threading.Lock()
+_loaded: list[Library] = []  # none or the one of this process: TensorRT takes one logger
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a version of TensorRT can be asked for.
+
+    Args:
+        version: e.g. ``10.3.0``.
+        builds: it has a builder; the lean and dispatch libraries have none.
+        weakly_typed: flags let it choose types; where it can, a strongly typed network has to be asked for.
+        layer_precisions: the type of a layer can be set, and obeyed.
+        bf16: it knows the type.
+        unequal_branches: the branches of an If may give tensors of different shapes (10.11 and newer).
+        progress: it reports how far a build is.
+    """
+
+    version: str
+    builds: bool
+    weakly_typed: bool
+    layer_precisions: bool
+    bf16: bool
+    unequal_branches: bool
+    progress: bool
+
+    @classmethod
+    def of(cls, trt) -> Capabilities:
+        """Of a module, by what it has: 11 has neither the flags nor the attributes of weakly typed networks."""
+        flags = getattr(trt, "BuilderFlag", None)
+        version = str(trt.__version__)
+        return cls(
+            version,
+            builds=hasattr(trt, "Builder"),
+            weakly_typed=hasattr(flags, "FP16"),
+            layer_precisions=hasattr(flags, "OBEY_PRECISION_CONSTRAINTS")
+            and hasattr(getattr(trt, "ILayer", None), "precision"),
+            bf16=hasattr(trt.DataType, "BF16"),
+            unequal_branches=version_numbers(version) >= (10, 11),
+            progress=hasattr(trt, "IProgressMonitor"),
+        )
+
+    @classmethod
+    def assumed(cls, version: str) -> Capabilities:
+        """Of a version that is not installed, 10.0 or newer, by its release notes."""
+        weak = version_numbers(version) < (11,)
+        return cls(version, True, weak, weak, True, version_numbers(version) >= (10, 11), True)
+
+
+def load() -> Library:
+    """The installed library; needs no GPU. Raises RuntimeMissingError."""
+    try:
+        import tensorrt
+    except (ImportError, OSError) as error:  # OSError: its bindings do not find libnvinfer
+        raise RuntimeMissingError(f"tensorrt cannot be imported ({reason(error)}); {_INSTALL}") from error
+    with _loading:
+        if not _loaded or _loaded[0].module is not tensorrt:
+            _loaded[:] = [Library(tensorrt)]
+        return _loaded[0]
+
+
+class Library:
+    """TensorRT in this process.
+
+    What constructs an object of TensorRT takes a :class:`Cuda`, which exists only where there is a GPU: without one
+    ``trt.Runtime`` and ``trt.Builder`` end the process with a segmentation fault.
+
+    Attributes:
+        module: ``tensorrt`` itself. logger: its ``ILogger``, the one of the process.
+        capabilities: see there.
+    """
+
+    def __init__(self, trt):
+        self.module = trt
+        self.capabilities = Capabilities.of(trt)
+        self.version = self.capabilities.version
+        self._listeners: list[deque[str]] = []
+        self._lock = threading.Lock()
+        self.logger = _logger(trt, self._log)
+
+    def deserialise(self, cuda: Cuda, device: int, engine: bytes):
+        """An ``ICudaEngine`` on a GPU. Raises ModelFileError with TensorRT's words; BackendError: no runtime."""
+        runtime = self._new(cuda, device, "Runtime")
+        with self.listening() as said:
+            try:
+                loaded = runtime.deserialize_cuda_engine(engine)
+            except Exception as error:  # its bindings raise RuntimeError and TypeError
+                raise ModelFileError(f"TensorRT {self.version} cannot load the engine: {reason(error)}") from error
+        if loaded is None:
+            raise ModelFileError(f"TensorRT {self.version} cannot load the engine: {words(said)}")
+        return loaded
+
+    def builder(self, cuda: Cuda, device: int):
+        """A ``Builder`` on a GPU. Raises RuntimeMissingError: the lean library has none; BackendError."""
+        if not self.capabilities.builds:
+            raise RuntimeMissingError(f"tensorrt {self.version} is a lean library, which has no builder; {_INSTALL}")
+        return self._new(cuda, device, "Builder")
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[deque[str]]:
+        """The last errors that TensorRT logs meanwhile, for a message: see :func:`words`."""
+        said: deque[str] = deque(maxlen=_KEPT)
+        with self._lock:
+            self._listeners.append(said)
+        try:
+            yield said
+        finally:
+            with self._lock:
+                self._listeners = [other for other in self._listeners if other is not said]
+
+    def _new(self, cuda: Cuda, device: int, name: str):
+        cuda.use(device)
+        with self.listening() as said:
+            try:
+                return getattr(self.module, name)(self.logger)
+            except Exception as error:  # TypeError, where the library returned nothing
+                why = words(said) if said else reason(error)
+                raise BackendError(f"TensorRT {self.version} gives no {name}: {why}") from error
+
+    def _log(self, severity, message: str) -> None:
+        """Called by TensorRT, from any thread. Errors reach people in an exception, where one follows."""
+        levels = self.module.ILogger.Severity
+        text = " ".join(message.split())
+        if severity in (levels.INTERNAL_ERROR, levels.ERROR):
+            with self._lock:
+                heard = len(self._listeners)
+                for said in self._listeners:
+                    said.append(text)
+            logger.log(logging.INFO if heard else logging.ERROR, "TensorRT: %s", text)
+        else:
+            logger.log(logging.INFO if severity == levels.WARNING else logging.DEBUG, "TensorRT: %s", text)
+
+
+def words(said: deque[str]) -> str:
+    """What TensorRT said, in one line."""
+    return " | ".join(dict.fromkeys(said)) or "it gave no reason"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """``10.13.3.9`` as numbers; stops at the first part that is none."""
+    numbers = []
+    for part in version.split("."):
+        if not (part.isascii() and part.isdecimal()):
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _logger(trt, log):
+    class Logger(trt.ILogger):
+        def __init__(self):
+            trt.ILogger.__init__(self)  # its bindings need this call by name
+
+        def log(self, severity, msg):
+            log(severity, msg)
+
+    return Logger()
