@@ -23,7 +23,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--reference", default="", metavar="REF", help="model to compare with (default: what ships)")
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE|DIR", help="pictures of yours, too")
     parser.add_argument("--inputs", nargs="+", type=Path, default=[], metavar="NPZ|DIR",
-                        help="saved inputs, such as its incidents or collected pairs, instead of the pairs that ship")  # fmt: skip
+                        help="saved inputs (incidents, collected pairs) instead of the pairs that ship")  # fmt: skip
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="variant (default: runtime.precision)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_arguments(parser)
