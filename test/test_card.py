@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import replace
 
 import onnx
@@ -60,6 +61,7 @@ CARDS = st.builds(
     keypoints=st.text(),
     layouts=st.dictionaries(st.text(), st.text(), max_size=3),
     patches=st.lists(st.text(), max_size=3).map(tuple),
+    shapes=st.dictionaries(st.text(), st.lists(st.integers(1, 999), min_size=1).map(lambda d: "x".join(map(str, d)))),
 )
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -153,9 +155,9 @@ def test_a_file_without_a_card_is_told_where_to_put_one(tmp_path):
         read_card(tmp_path / "x.xml")
 
 
-@pytest.mark.parametrize("schema", [0, -1, 4, 99, "1", True, 1.0, None])
+@pytest.mark.parametrize("schema", [0, -1, 5, 99, "1", True, 1.0, None])
 def test_another_schema_is_refused_before_its_fields(schema):
-    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 3: update vslam_features"):
+    with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 4: update vslam_features"):
         ModelCard.from_dict({"schema": schema, "unheard_of": 1}, "here")
 
 
@@ -175,9 +177,23 @@ def test_older_versions_read_what_they_can_and_are_told_of_the_rest():
         (3, {"keypoints": "unit"}),
         (3, {"layouts": {"descriptors": "hwc"}}),
         (3, {"patches": ("early-stop 2,4",), "self_check": {"cosine": "1"}}),
+        (4, {"shapes": {"image": "1x3x64x64"}, "patches": ("cumsum",)}),
     ):
         card = replace(FULL, **change)
         assert card.to_dict()["schema"] == schema and ModelCard.from_dict(card.to_dict(), "here") == card
+
+
+def test_shapes_are_read_when_the_card_is():
+    shapes = {"keypoints0": "1x2,1024x2,4096x2", "image": "1x3x64x64"}
+    assert ModelCard.from_dict({**FULL.to_dict(), "shapes": shapes, "schema": 4}, "here").shapes == shapes
+    for wrong, message in (
+        ({"keypoints0": "1x2,3x2"}, "shapes: keypoints0: '1x2,3x2': expected MIN,OPT,MAX"),
+        ({"keypoints0": "3x2,2x2,1x2"}, "shapes: keypoints0: 3x2,2x2,1x2: axis 0 goes 3, 2, 1"),
+        ({"keypoints0": [1, 2]}, "shapes: expected texts by name"),
+        (["1x2"], "shapes: expected texts by name"),
+    ):
+        with pytest.raises(ModelFileError, match=re.escape(message)):
+            ModelCard.from_dict({**FULL.to_dict(), "shapes": wrong}, "here")
 
 
 def test_a_self_check_is_texts():

@@ -15,17 +15,19 @@ from pathlib import Path
 
 import yaml
 
-from ..errors import ModelFileError
+from ..errors import ConfigError, ModelFileError
 from ..runtimes.onnx_header import read_metadata
 from ..types import ModelIdentity
 from .preprocessing import Preprocessing
+from .shapes import parse_shapes
 
 METADATA_KEY = "vslam_features"
-# 2: self_check; mean, std and more kernels of the preprocessing. 3: keypoints, layouts, patches. A card that uses none
-# of these is written as 1, and older versions read it; of a newer one they say that they must be updated.
-SCHEMA = 3
+# 2: self_check; mean, std and more kernels of the preprocessing. 3: keypoints, layouts, patches. 4: shapes. A card that
+# uses none of these is written as 1, and older versions read it; of a newer one they say that they must be updated.
+SCHEMA = 4
 _KERNELS_OF_1 = ("none", "area", "linear")
 _OF_3 = ("keypoints", "layouts", "patches")
+_OF_4 = ("shapes",)
 ROLES = ("features", "matcher", "global")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _KINDS = {str: "a text", int: "a whole number", tuple: "a list", Preprocessing: "a mapping"}
@@ -52,6 +54,8 @@ class ModelCard:
         keypoints: how the file takes keypoints, a name of ``binding.KEYPOINTS``; empty: pixels, as they come.
         layouts: our tensor name -> layout of the file's tensor, a name of ``binding.LAYOUTS``, where it is not ours.
         patches: what was done to the graph after it was made, in order.
+        shapes: our tensor name -> smallest, usual and largest shape of the file's tensor, as ``shapes.parse_shapes``
+            reads them: what an engine is built for.
     """
 
     role: str
@@ -71,12 +75,15 @@ class ModelCard:
     keypoints: str = ""
     layouts: dict[str, str] = field(default_factory=dict)
     patches: tuple[str, ...] = ()
+    shapes: dict[str, str] = field(default_factory=dict)
     schema: int = 1
 
     def __post_init__(self):
-        steps, of_3 = self.preprocessing, any(getattr(self, name) for name in _OF_3)
-        if of_3 or self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1:
-            object.__setattr__(self, "schema", 3 if of_3 else 2)
+        steps = self.preprocessing
+        of_2 = self.self_check or steps.mean or steps.std or steps.kernel not in _KERNELS_OF_1
+        of_3, of_4 = (any(getattr(self, name) for name in names) for names in (_OF_3, _OF_4))
+        if of_2 or of_3 or of_4:
+            object.__setattr__(self, "schema", 4 if of_4 else 3 if of_3 else 2)
 
     @property
     def emulated(self) -> bool:
@@ -87,7 +94,7 @@ class ModelCard:
         """Plain JSON values."""
         values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(self).items()}
         values["preprocessing"] = self.preprocessing.to_dict()
-        return {n: v for n, v in values.items() if v or n not in ("self_check", *_OF_3)}
+        return {n: v for n, v in values.items() if v or n not in ("self_check", *_OF_3, *_OF_4)}
 
     def to_json(self) -> str:
         """The text that goes into ONNX metadata."""
@@ -134,6 +141,12 @@ class ModelCard:
         patches = given.get("patches", ())
         if isinstance(patches, tuple) and not all(isinstance(patch, str) for patch in patches):
             problems.append(f"patches: expected texts, got {list(patches)}")
+        shapes = given.get("shapes", {})
+        for name, text in shapes.items() if isinstance(shapes, dict) else ():
+            try:
+                parse_shapes(str(text))
+            except ConfigError as error:
+                problems.append(f"shapes: {name}: {error}")
         if problems:
             raise ModelFileError(f"{where}: not a valid model card: {'; '.join(problems)}; see docs/models.md")
         return cls(**given)

@@ -70,6 +70,16 @@ def without_metadata(path: Path) -> list[tuple[int, int]]:
     return kept
 
 
+def graph_span(path: Path) -> tuple[int, int]:
+    """[start, end) of the bytes of the graph, a message of its own. Raises ModelFileError as :func:`read_header`."""
+    if read_header(path).graph_bytes:
+        with open(path, "rb") as file:
+            for f in _fields(file, os.fstat(file.fileno()).st_size, str(path)):
+                if f.number == _GRAPH:
+                    return f.end - f.value, f.end
+    raise ModelFileError(f"{path} has no graph: fetch it again")
+
+
 class _Field(NamedTuple):
     """A field, bytes ``at`` to ``end``. ``value``: the number, or how many of these bytes its content has."""
 
@@ -84,10 +94,10 @@ def _fields(file: BinaryIO, size: int, name: str) -> Iterator[_Field]:
     at = 0
     while at < size:
         file.seek(at)
-        number, wire = divmod(_varint(file, name, size), 8)
+        number, wire = divmod(read_varint(file, name, size), 8)
         if _FIELDS.get(number) != wire:
             raise ModelFileError(f"{name} is no ONNX model: byte {at} of {size} begins no field of one")
-        value = _varint(file, name, size)
+        value = read_varint(file, name, size)
         end = file.tell() + (value if wire == _BYTES else 0)
         if end > size:
             raise ModelFileError(
@@ -171,7 +181,8 @@ def _varint_in(content: bytes, at: int, where: str) -> tuple[int, int]:
     raise ModelFileError(f"{where} is damaged: a number has no end")
 
 
-def _varint(file: BinaryIO, name: str, size: int) -> int:
+def read_varint(file: BinaryIO, name: str, size: int) -> int:
+    """The number at the file's position, which moves behind it; raises ModelFileError where it has no end."""
     at = file.tell()
     value, end = _varint_in(file.read(10), 0, f"{name}: byte {at} of {size}")
     file.seek(at + end)
