@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "vslam_features"
 BLOCKED = (
     *"rclpy torch onnx onnx_ir spox onnxruntime openvino tensorrt sensor_msgs rosbags matplotlib".split(),
-    *"safetensors faiss".split(),
+    *"safetensors faiss cuda".split(),
 )
 
 # Rows of the picture in docs/architecture.md, from the bottom. A module may import from lower rows and, where no circle
@@ -23,7 +23,7 @@ LEVELS = [
     "geometry two_view plane_pose solvers pose_track".split(),
     ["runtimes"],
     ["artifacts"],
-    "engine health models reference classical".split(),
+    "engine health models reference gate_pairs classical".split(),
     "features matching retrieval maps keyframes loops odometry_gate empty_guard stages".split(),
     "frontend session_files running_map".split(),
     ["map_keeper"],
@@ -31,6 +31,7 @@ LEVELS = [
     ["graph"],
     ["networks"],
     ["export"],
+    ["engines"],
     ["replay"],
     ["cli", "ros"],
 ]
@@ -95,13 +96,18 @@ def test_parts_do_not_import_each_other_in_circles():
 @pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_the_core_names_no_heavy_library(path):
     # Each in the one file that wraps it, and imported where it is used.
-    own = {"runtimes": {"onnxruntime", "openvino"}, "retrieval": {"faiss"}}
+    own = {"runtimes": {"onnxruntime", "openvino", "tensorrt", "cuda"}, "retrieval": {"faiss"}}
     assert not {n.split(".")[0] for n in imported(path)} & set(BLOCKED) - own.get(part(path), set())
 
 
 @pytest.mark.parametrize(
     "tool, users",
-    [("networks", ["export", "cli"]), ("graph", ["networks", "export", "cli"]), ("export", ["cli"])],
+    [
+        ("networks", ["export", "cli"]),
+        ("graph", ["networks", "export", "engines", "cli"]),
+        ("export", ["cli"]),
+        ("engines", ["cli"]),
+    ],
 )
 def test_what_makes_models_stands_apart(tool, users):
     """Nothing that runs them imports it, and of commands only those that build or export models."""

@@ -23,7 +23,7 @@ from ..errors import CacheError
 from .progress import Progress
 
 VARIABLE = "VSLAM_FEATURES_CACHE"
-FOLDERS = ("weights", "models", "records", "incidents")
+FOLDERS = ("weights", "models", "engines", "records", "incidents")
 _BLOCK = 1 << 20
 _STAGING = ".staging-"
 
@@ -42,7 +42,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """``weights``, ``models``, ``records`` or ``incidents`` below the root; made by what writes to it, not by this."""
+    """One of ``FOLDERS`` below the root; made by what writes to it, not by this."""
     if name not in FOLDERS:
         raise ValueError(f"cache folder {name!r}, expected one of {', '.join(FOLDERS)}")
     return cache_root() / name

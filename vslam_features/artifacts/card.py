@@ -1,7 +1,7 @@
 """Model cards: what a model file is, written once, inside the file or beside it.
 
-An ONNX file carries its card as JSON under the metadata key ``vslam_features``;
-a file that others made gets a sidecar ``<file>.card.yaml`` with the same
+An ONNX file carries its card as JSON under the metadata key ``vslam_features``,
+an engine in its header; a file that others made gets a sidecar ``<file>.card.yaml`` with the same
 fields. ``docs/models.md`` is the reference of the fields.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import ConfigError, ModelFileError
+from ..runtimes import engine_file
 from ..runtimes.onnx_header import read_metadata
 from ..types import ModelIdentity
 from .preprocessing import Preprocessing
@@ -165,6 +166,8 @@ def read_card(path: Path) -> ModelCard:
         except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # ValueError: dates, numbers, UTF-8
             raise ModelFileError(f"{sidecar}: cannot be read as YAML: {error}") from error
         return ModelCard.from_dict(values, str(sidecar))
+    if path.suffix == engine_file.SUFFIX:
+        return ModelCard.from_dict(engine_file.read_header(path).card, str(path))
     text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
     if text is None:
         raise ModelFileError(

@@ -34,6 +34,16 @@ def read(path: Path) -> ir.Model:
         raise ModelFileError(f"{path}: the graph cannot be read: {first_line(error)}") from error
 
 
+def require_strict(path: Path) -> None:
+    """Raises ModelFileError where strict inference of types and shapes refuses a file, as TensorRT's parser would.
+
+    It needs no GPU, and is what tells of a mixture of types before a long build does.
+    """
+    require_kind(path, FileKind.ONNX)
+    if problem := _problem(path):
+        raise ModelFileError(f"{path}: strict inference of types and shapes refuses it, as TensorRT would: {problem}")
+
+
 def write(model: ir.Model, path: Path) -> None:
     """Write a graph and prove the file: the full checker and strict type inference, both on what was written.
 

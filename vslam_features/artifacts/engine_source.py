@@ -1,0 +1,172 @@
+"""Which ONNX file an engine is built from, how its types are decided, and what it must therefore have been built for.
+
+Strongly typed: each layer computes in the type that the file gives it, so that what is built is the file whose accuracy
+was compared. Weakly typed, which TensorRT 10 can and 11 cannot: the file is fp32, TensorRT chooses, and is told for
+which layers it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, ModelFileError, ModelMissingError
+from ..runtimes.cuda import Gpu
+from ..runtimes.trt_library import Capabilities
+from .card import ModelCard, read_card
+from .engine_key import PATCHES, EngineWish
+from .engine_store import engine_path
+from .profiles import profiles_of
+from .shapes import Profile
+from .store import SUFFIXES, content_sha256, locate
+
+TYPINGS = ("auto", "strong", "weak")
+_HALF = ("fp16", "bf16")
+_BF16_CAPABILITY = (8, 0)  # Ampere; what is older has no BF16 (TensorRT support matrix)
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """``precision``: of the engine. ``typing``: strong or weak. ``reasons``: for the choice, in words.
+
+    ``core_type``: that cores of attention compute in, ``bf16`` or ``fp32``; empty: as the file says.
+    """
+
+    path: Path
+    card: ModelCard
+    sha256: str
+    precision: str
+    typing: str
+    core_type: str
+    reasons: tuple[str, ...]
+
+
+def choose_source(
+    model: str, precision: str, options: Mapping[str, object], able: Capabilities, capability: str
+) -> EngineSource:
+    """The file and the typing.
+
+    Args:
+        model: name in the model registry, or path of an .onnx file.
+        precision: that is asked for; a file that is named by its path is taken as it is where it has half precision.
+        options: ``typing`` and ``attention`` of the runtime ``tensorrt``.
+        able: what the library can do. capability: of the GPU, e.g. ``8.7``.
+    Raises:
+        ModelMissingError, ModelFileError: the file is not here, is no .onnx file, or emulates another precision.
+        ConfigError: this library or this GPU cannot do what is asked for.
+    """
+    typing, reasons = str(options["typing"]), []
+    weak_only = "" if able.weakly_typed else f"TensorRT {able.version} builds strongly typed engines only"
+    if typing == "weak" and weak_only:
+        raise ConfigError(f"runtime.options.typing: weak was asked for, and {weak_only}: set it to auto")
+    if typing == "auto":
+        typing, why = _typing(model, precision, options, able, capability)
+        reasons.append(why)
+    path = _onnx(model, "fp32" if typing == "weak" else precision)
+    card = read_card(path)
+    if card.emulated:
+        raise ModelFileError(f"{path}: emulates BF16 in float32 for a CPU; build from the file that it was made from")
+    if typing == "weak":
+        if card.precision != "fp32":
+            raise ConfigError(f"{path}: is {card.precision}; weak typing takes an fp32 file and chooses types itself")
+    else:
+        if precision in _HALF and card.precision not in _HALF:
+            raise ConfigError(
+                f"{path}: is {card.precision}, and {precision} is asked for: a strongly typed engine computes in the "
+                f"types of the file. Name the fp16 file{'' if weak_only else ', or set runtime.options.typing to weak'}"
+            )
+        precision = card.precision
+    core_type = _core_type(precision, typing, options, capability)
+    if core_type == "fp32":
+        reasons.append(f"compute capability {capability} has no BF16: cores of attention stay in fp32")
+    return EngineSource(path, card, content_sha256(path), precision, typing, core_type, tuple(filter(None, reasons)))
+
+
+@dataclass(frozen=True)
+class EngineOrder:
+    """An engine that is wanted: from what, built for what, with which shapes, and where it is kept."""
+
+    source: EngineSource
+    wish: EngineWish
+    profiles: Mapping[str, Profile]
+    path: Path
+
+
+def order_engine(
+    model: str, precision: str, options: Mapping[str, object], able: Capabilities, gpu: Gpu
+) -> EngineOrder:
+    """All that is to be known of an engine before there is one.
+
+    Args:
+        options: all options of the runtime ``tensorrt``.
+    Raises:
+        as :func:`choose_source`; ConfigError: ``shapes`` of the options cannot be.
+    """
+    source = choose_source(model, precision, options, able, gpu.capability)
+    profiles = profiles_of(source.path, source.card, str(options["shapes"]))
+    patched = options["patches"] == "auto"
+    wanted = {"cumsum": patched, "bf16-attention": bool(source.core_type)}
+    kept = ("attention", "optimisation_level", "workspace_mb")
+    wish = EngineWish(
+        source.sha256, source.precision, source.typing,
+        {name: [list(shape) for shape in (p.min, p.opt, p.max)] for name, p in profiles.items()},
+        {name: number for name, number in PATCHES.items() if wanted[name]},
+        gpu.name, gpu.capability, gpu.driver, able.version, {name: options[name] for name in kept},
+    )  # fmt: skip
+    return EngineOrder(source, wish, profiles, engine_path(source.card.name, source.precision, gpu.name))
+
+
+def _typing(model: str, precision: str, options: Mapping[str, object], able: Capabilities, capability: str):
+    """``auto``: strong or weak, and why."""
+    strong = "strongly typed: each layer computes in the type that the file gives it, whose accuracy is known"
+    if precision not in _HALF:
+        return "strong", strong
+    if _old(capability) and _cores(precision, options):
+        if able.weakly_typed:
+            return "weak", f"weakly typed: compute capability {capability} has no BF16 for a strongly typed fp16 engine"
+        return "strong", strong  # refused, with the reason
+    try:
+        path = _onnx(model, precision)
+    except ModelMissingError as error:
+        if not able.weakly_typed:
+            raise ModelMissingError(
+                f"{error}; TensorRT {able.version} builds strongly typed engines only, for which the file must be there"
+            ) from error
+        return "weak", f"weakly typed, from the fp32 file: there is no {precision} file ({error})"
+    if able.weakly_typed and (had := read_card(path).precision) not in _HALF:
+        return "weak", f"weakly typed: {path.name} is {had}, and {precision} is asked for"
+    return "strong", strong
+
+
+def _core_type(precision: str, typing: str, options: Mapping[str, object], capability: str) -> str:
+    if not _cores(precision, options):
+        return ""
+    if not _old(capability):
+        return "bf16"
+    if typing == "weak":
+        return "fp32"
+    raise ConfigError(
+        f"compute capability {capability} has no BF16, in which the attention of a strongly typed {precision} engine "
+        "computes, for half precision may overflow: take runtime.precision fp32, or set runtime.options.attention to "
+        "as_is where the gate shows that this model does not overflow"
+    )
+
+
+def _cores(precision: str, options: Mapping[str, object]) -> bool:
+    """Whether cores of attention are to compute in another type than the rest."""
+    asked = options["attention"]
+    return options["patches"] == "auto" and (asked == "bf16" or (asked == "auto" and precision in _HALF))
+
+
+def _old(capability: str) -> bool:
+    major, _, minor = capability.partition(".")
+    return (int(major), int(minor or 0)) < _BF16_CAPABILITY
+
+
+def _onnx(model: str, precision: str) -> Path:
+    path = locate(model, precision)
+    if path.suffix != ".onnx":
+        others = ", ".join(SUFFIXES)
+        raise ModelFileError(f"{path}: engines are built from .onnx files, not from others of {others}")
+    return path

@@ -1,0 +1,239 @@
+"""``models build``: model files from weights that were fetched, and TensorRT engines from model files."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from ..config import Config
+from ..errors import ConfigError, ModelError, ParityError, PluginError
+from .common import add_config_arguments, load_config
+
+HELP = "build the model file from weights that were fetched, or the TensorRT engine of a model"
+EXAMPLE = """vslam-features models build xfeat
+         vslam-features models build lighterglue --runtime tensorrt --precision fp16
+         vslam-features models build matcher.onnx --runtime tensorrt --dry-run --assume-version 10.3 \\
+                                     --assume-gpu 'Orin 8.7'"""
+
+
+def add_arguments(verb) -> None:
+    """Register the options."""
+    verb.add_argument(
+        "names", nargs="+", metavar="NAME", help="as of fetch; for an engine also the path of an .onnx file"
+    )
+    verb.add_argument("--precision", choices=("fp32", "fp16"), help="variant (default: fp32, or runtime.precision)")
+    engine = verb.add_argument_group("TensorRT engines")
+    engine.add_argument("--runtime", choices=("tensorrt",), help="build the engine for this machine's GPU")
+    engine.add_argument(
+        "--typing", choices=("auto", "strong", "weak"), help="who decides types: the file, or TensorRT (10.x)"
+    )
+    engine.add_argument(
+        "--dry-run", action="store_true", help="print the plan and the command of trtexec; no GPU needed"
+    )
+    engine.add_argument("--assume-version", metavar="V", help="of TensorRT, with --dry-run where none is installed")
+    engine.add_argument("--assume-gpu", metavar="'NAME C.C'", help="name and compute capability, e.g. 'Orin 8.7'")
+    engine.add_argument(
+        "--save-onnx", type=Path, metavar="FILE", help="with --dry-run: keep the patched graph, for trtexec"
+    )
+    engine.add_argument(
+        "--out", type=Path, metavar="FILE", help="the engine (default: in the cache, where it is found)"
+    )
+    engine.add_argument("--force", action="store_true", help="build, also where the engine is up to date")
+    engine.add_argument(
+        "--no-verify", action="store_true", help="leave the comparison with the reference to the first use"
+    )
+    add_config_arguments(verb)
+
+
+def require_no_engine_options(args) -> None:
+    """Raises ConfigError for options of engines where none is built."""
+    names = (
+        "typing",
+        "dry_run",
+        "assume_version",
+        "assume_gpu",
+        "save_onnx",
+        "out",
+        "force",
+        "no_verify",
+        "config",
+        "set",
+    )
+    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]:
+        raise ConfigError(f"{', '.join(given)}: for engines; add --runtime tensorrt")
+
+
+def configured(args) -> Config:
+    """The configuration that the options ask for, with the runtime ``tensorrt``. Raises ConfigError."""
+    args.set = [f"runtime.name={args.runtime}", *args.set]  # what follows may set its options
+    config, _ = load_config(args)
+    values = {"runtime__precision": args.precision, "runtime__options__typing": args.typing}
+    if config.runtime.device == "cpu":  # the default of other runtimes
+        values["runtime__device"] = "cuda"
+    return config.with_values(**{name: value for name, value in values.items() if value})
+
+
+def run(args) -> int:
+    """Build each engine that is not up to date, and compare it. Raises the package's errors."""
+    config = configured(args)
+    if len(args.names) > 1 and (args.out or args.save_onnx):
+        raise ConfigError(f"--out and --save-onnx are for one model, got {len(args.names)}: name one")
+    if args.out and args.out.suffix != ".engine":
+        raise ConfigError(f"--out {args.out}: expected a name that ends in .engine")
+    if not args.dry_run and (args.assume_version or args.assume_gpu or args.save_onnx):
+        raise ConfigError("--assume-version, --assume-gpu and --save-onnx are for --dry-run")
+    try:
+        from ..engines import make  # noqa: F401
+    except ImportError as error:
+        raise PluginError(
+            f"building engines needs onnx and onnx-ir ({error}): pip install 'vslam_features[models]'. An engine that "
+            "another machine built does not serve here"
+        ) from error
+    if args.dry_run:
+        return _dry_run(args, config)
+    failed = 0
+    for name in args.names:
+        try:
+            failed += _build(args, name, config)
+        except ModelError as error:  # the others may still be built
+            if len(args.names) == 1:
+                raise
+            print(f"error: {name}: {error}", file=sys.stderr)
+            failed += 1
+    return int(failed > 0)
+
+
+def _dry_run(args, config: Config) -> int:
+    from ..artifacts.engine_source import order_engine
+    from ..artifacts.engine_store import engine_state
+    from ..engines import trtexec
+    from ..engines.make import planned
+    from ..engines.timing_cache import timing_cache_path
+    from ..graph import model_file
+
+    able, gpu = _assumed(args, config)
+    for name in args.names:
+        order = order_engine(name, config.runtime.precision, config.runtime.options, able, gpu)
+        target = args.out or order.path
+        state = engine_state(target, order.wish)
+        with tempfile.TemporaryDirectory(prefix="vslam-features-engine-") as folder:
+            prepared, plan = planned(order, able, Path(folder))
+            onnx = target.with_name(prepared.path.name)
+            if args.save_onnx:
+                onnx = args.save_onnx
+                model_file.add_card(prepared.path, prepared.card)
+                _keep(prepared.path, onnx)
+        print(f"{order.source.path} for {gpu.name} (compute capability {gpu.capability})")
+        print("\n".join([*plan.lines(), *(f"  {note}" for note in prepared.notes)]))
+        why = "is up to date" if state.fits else f"would be built: {'; '.join(state.reasons)}"
+        print(f"{target} {why}")
+        timings = timing_cache_path(gpu.name, gpu.capability, able.version)
+        print(shlex.join(trtexec.command(plan, onnx, target.with_suffix(".plan"), timings, gpu.index)))
+        kept = "" if args.save_onnx else f"; {onnx.name} is the patched graph, which --save-onnx FILE keeps"
+        print(f"nothing was built (--dry-run){kept}. A plan of trtexec has no header: what is built without it is "
+              f"loaded by other programs only", file=sys.stderr)  # fmt: skip
+    return 0
+
+
+def _assumed(args, config: Config):
+    """What the library can do, and the GPU: those of this machine, but for what is assumed."""
+    from ..runtimes import cuda, trt_library
+    from ..runtimes.trt import device_index
+
+    if args.assume_version:
+        numbers = trt_library.version_numbers(args.assume_version)
+        if len(numbers) < 2 or numbers < (10,):
+            raise ConfigError(f"--assume-version {args.assume_version}: expected 10.0 or newer, e.g. 10.3 or 11.4")
+        able = trt_library.Capabilities.assumed(args.assume_version)
+    else:
+        able = trt_library.load().capabilities
+    if not args.assume_gpu:
+        return able, cuda.load().device(device_index(config.runtime.device))
+    name, _, capability = args.assume_gpu.rpartition(" ")
+    if not name.strip() or len(trt_library.version_numbers(capability)) != 2:
+        raise ConfigError(
+            f"--assume-gpu '{args.assume_gpu}': expected its name and compute capability, e.g. 'Orin 8.7'"
+        )
+    return able, cuda.Gpu(device_index(config.runtime.device), name.strip(), capability, "assumed", "assumed", 0)
+
+
+def _keep(prepared: Path, target: Path) -> None:
+    from ..artifacts.cache import place
+
+    if target.suffix != ".onnx":
+        raise ConfigError(f"--save-onnx {target}: expected a name that ends in .onnx")
+    if target.exists():
+        raise ConfigError(f"--save-onnx {target}: is there already; name another file, or move it away")
+    place(target, prepared.read_bytes())
+
+
+def _build(args, name: str, config: Config) -> int:
+    """Build where it has to be, and compare; 1 where the engine does not compute what its reference does."""
+    from ..artifacts.cache import locked
+    from ..artifacts.engine_source import order_engine
+    from ..artifacts.engine_store import engine_state
+    from ..engines.make import Machine, make
+    from ..runtimes import cuda, trt_library
+    from ..runtimes.trt import device_index
+    from .model_build_progress import BuildProgress
+
+    library, device = trt_library.load(), cuda.load()
+    gpu = device.device(device_index(config.runtime.device))
+    options = config.runtime.options
+    order = order_engine(name, config.runtime.precision, options, library.capabilities, gpu)
+    target = args.out or order.path
+    with locked(target, lambda: _tell(f"{name}: waiting for another process that builds {target}")):
+        state = engine_state(target, order.wish)
+        if state.fits and not args.force:
+            print(f"{name}: {target} is up to date")
+            return _known(target)
+        reasons = "; ".join(state.reasons) or "--force"
+        _tell(f"{name}: building the engine of {order.source.path} for {gpu.name}: {reasons}")
+        with BuildProgress() as steps:
+            make(order, target, Machine(library, device, gpu), str(options["builder"]), _tell, steps)
+    if args.no_verify:
+        print(f"{name}: {target}; it is compared with its reference at its first use")
+        return 0
+    return _verify(name, target, config)
+
+
+def _known(target: Path) -> int:
+    """1 where the last comparison of an engine failed."""
+    from ..artifacts.records import records_of
+    from ..artifacts.store import content_sha256
+
+    records = sorted(records_of(content_sha256(target)), key=lambda record: record.time)
+    if records and not records[-1].passed:
+        print(f"error: {target} failed its comparison: {'; '.join(records[-1].reasons[:3])}; see 'vslam-features models "
+              f"verify {target}'", file=sys.stderr)  # fmt: skip
+        return 1
+    return 0
+
+
+def _verify(name: str, target: Path, config: Config) -> int:
+    """The gate. An engine that fails stays, with a record that keeps it from being run."""
+    from ..artifacts.gate_table import table
+    from . import models_verify
+
+    try:
+        report = models_verify.verify(str(target), config)
+    except ParityError as error:
+        print(f"error: {name}: {error}", file=sys.stderr)
+        return 1
+    if report.unfinished:
+        print(
+            f"error: {name}: {report.reasons[-1]}; the engine stays, and is compared at its first use", file=sys.stderr
+        )
+        return 1
+    outcome = "equals" if report.passed else "differs from"
+    print(f"{name}: the engine {outcome} its reference on {len(report.rows)} pairs\n{table(report)}")
+    if not report.passed:
+        print(f"error: {name}: {target} failed its comparison and is refused from now on (its record says so); choose "
+              "another precision, or runtime.options.typing", file=sys.stderr)  # fmt: skip
+    return 0 if report.passed else 1
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
