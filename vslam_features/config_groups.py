@@ -146,8 +146,8 @@ class RuntimeConfig:
     name: str = plugin_name("runtime", "onnxruntime", "Runtime plug-in; fake injects faults for tests.")
     device: str = option(
         "cpu",
-        "Where: cpu; with onnxruntime also cuda, tensorrt, coreml, openvino; with openvino also gpu, npu, auto. "
-        "A number picks one of several: cuda:1.",
+        "Where: cpu; with onnxruntime also cuda, tensorrt, coreml, openvino; with openvino also gpu, npu, auto; "
+        "tensorrt takes cuda only. A number picks one of several: cuda:1.",
     )
     precision: str = option(
         "fp32", "Variant of the models that is loaded, as built by models build.", choices=("fp32", "fp16")

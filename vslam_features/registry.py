@@ -42,6 +42,7 @@ _BUILTIN = {
     "runtime": {
         "onnxruntime": "vslam_features.runtimes.ort:OnnxRuntime",
         "openvino": "vslam_features.runtimes.ov:OpenVino",
+        "tensorrt": "vslam_features.runtimes.trt:TensorRt",
         "fake": "vslam_features.runtimes.fake:Fake",
     },
 }

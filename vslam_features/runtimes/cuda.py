@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import BackendError, ConfigError, RuntimeMissingError
 from .base import reason
+
+logger = logging.getLogger(__name__)
 
 _INSTALL = "pip install 'vslam_features[tensorrt]'"
 _DRIVER = "install NVIDIA's driver; in a container start it with the NVIDIA runtime ('docker run --gpus all')"
@@ -96,6 +101,16 @@ class Cuda:
         """Make a GPU that of the calling thread; each thread starts with GPU 0."""
         self._call("cudaSetDevice", index)
 
+    @contextlib.contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """Use a GPU for a while: for what runs in a thread of others, as the end of an object does."""
+        before = self._call("cudaGetDevice")
+        self.use(index)
+        try:
+            yield
+        finally:
+            release(lambda: self.use(before))
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the thread's GPU."""
         return self._call("cudaMemGetInfo")
@@ -175,6 +190,15 @@ class Cuda:
             pass
         step = _NEXT_STEPS.get(label, "")
         return BackendError(f"{name}: {label}" + (f" ({text})" if text else "") + (f"; {step}" if step else ""))
+
+
+def release(*steps: Callable[[], None]) -> None:
+    """Take all steps; what fails is logged, and must not keep the others from giving back what they hold."""
+    for step in steps:
+        try:
+            step()
+        except BackendError as error:
+            logger.warning("while releasing: %s", error)
 
 
 def _version(number: int) -> str:

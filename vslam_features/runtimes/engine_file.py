@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ModelFileError
+from .cuda import Gpu
 
 SUFFIX = ".engine"
 _KEY = "engine"
@@ -134,6 +135,21 @@ def peek(file: BinaryIO, size: int) -> dict | None:
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def machine_differences(facts: BuildFacts, gpu: Gpu, tensorrt: str) -> list[str]:
+    """Why an engine is none for this GPU and this version of TensorRT; empty: it is one.
+
+    A plan holds for one model of GPU and one version. That an update of the driver invalidates it is said by the
+    document of TinyNav's engines, whose cache has the driver in its key.
+    """
+    here = {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu.driver, "tensorrt": tensorrt}
+    labels = {"gpu": "GPU", "capability": "compute capability", "tensorrt": "TensorRT"}
+    return [
+        f"{labels.get(n, n)} {value}, was {getattr(facts, n)}"
+        for n, value in here.items()
+        if getattr(facts, n) != value
+    ]
 
 
 def rebuild(header: EngineHeader | None = None) -> str:

@@ -94,15 +94,17 @@ class Library:
         self.capabilities = Capabilities.of(trt)
         self.version = self.capabilities.version
         self._listeners: list[deque[str]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collected session, which TensorRT logs, may end within
         self.logger = _logger(trt, self._log)
 
     def deserialise(self, cuda: Cuda, device: int, engine: bytes):
         """An ``ICudaEngine`` on a GPU. Raises ModelFileError with TensorRT's words; BackendError: no runtime."""
-        runtime = self._new(cuda, device, "Runtime")
         with self.listening() as said:
             try:
-                loaded = runtime.deserialize_cuda_engine(engine)
+                # No name for the runtime: a name would keep it alive for as long as anybody keeps the error below.
+                loaded = self._new(cuda, device, "Runtime").deserialize_cuda_engine(engine)
+            except BackendError:
+                raise
             except Exception as error:  # its bindings raise RuntimeError and TypeError
                 raise ModelFileError(f"TensorRT {self.version} cannot load the engine: {reason(error)}") from error
         if loaded is None:
