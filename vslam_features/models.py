@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -13,16 +12,17 @@ from .artifacts import cases, records
 from .artifacts.binding import Binding
 from .artifacts.cache import cache_folder
 from .artifacts.card import PRECISIONS, ModelCard, identity
-from .artifacts.dense_cases import Describe, dense_cases
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import locate
 from .config import Config
 from .engine import Engine, OpenedModel
-from .errors import ConfigError, ModelError, ModelFileError, ParityError, VslamFeaturesError
+from .errors import ModelFileError, ParityError, VslamFeaturesError
+from .gate_pairs import gate_pairs
 from .health import Health
 from .reference import ModelFile, Reference
-from .runtimes.base import LoadRequest, Session
+from .runtimes.base import Session
+from .runtimes.choice import runtime_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Models:
             RuntimeMissingError: the runtime or its device is not here. ParityError: it failed the gate.
         """
         r = self.config.runtime
-        file = ModelFile.at(locate(model, r.precision))
+        file = self._file(model)
         if file.card.role != role:
             raise ModelFileError(f"{file.path}: its card says role '{file.card.role}', it was named as {role}")
         session, reference = self._session(file), Reference.of(file, r.threads)
@@ -91,99 +91,98 @@ class Models:
     ) -> ParityReport:
         """Compare a model with its reference now, whatever the records say.
 
-        The record is renewed unless only saved ``inputs`` are run, which prove
-        nothing about others.
+        The record is renewed where the pairs that ship are run, against what the model is compared with at start (or
+        against ``reference``, where that is all there is). Saved ``inputs`` alone are a replay: they prove nothing of
+        others. What became of the record is in the report.
 
         Args:
             reference: name or path of the model that it is compared with; empty: golden outputs, or the fp32 file.
             images: pictures or folders of them, beside the pairs that ship.
-            inputs: saved inputs (incidents, collected pairs) or folders of them, instead of the pairs that ship.
+            inputs: saved inputs (incidents, collected pairs) or folders of them: instead of the pairs that ship, but
+                beside them where ``reference`` is given.
             extract: features of a picture for a matcher, see ``cases.image_cases``.
         Raises:
             as ``open``, but for ParityError; DataError: images or inputs cannot be used.
         """
         threads = self.config.runtime.threads
-        file = ModelFile.at(locate(model, self.config.runtime.precision))
-        session, compared = self._session(file), Reference.of(file, threads)
+        file = self._file(model)
+        session, own = self._session(file), Reference.of(file, threads)
+        compared = own
         if reference:
             other = ModelFile.at(locate(reference, "fp32"))
             if other.card.role != file.card.role:
                 raise ModelFileError(f"{other.path}: is a {other.card.role} model, {file.path} is {file.card.role}")
             compared = Reference(other, other.sha256 == file.sha256, threads)
-        if inputs:
-            chosen = cases.saved_cases(inputs, file.card)
-        else:
-            chosen = [*self._shipped(file, session), *(cases.image_cases(file.card, images, extract) if images else [])]
-            if reference:  # golden outputs are those of another reference
+        saved = cases.saved_cases(inputs, file.card) if inputs else []
+        # Only these records are taken at start.
+        counts = (own.same or compared.label == own.label) and bool(reference) == bool(inputs)
+        chosen = []
+        if reference or not inputs:
+            chosen = gate_pairs(file, session, compared)
+            chosen += cases.image_cases(file.card, images, extract) if images else []
+            if not counts:  # golden outputs are those of another reference
                 chosen = [cases.Case(c.name, c.runs) for c in chosen]
+        chosen += saved
         report = self._gate(file, session, compared, chosen)
-        if not inputs and not reference and not _unfinished(report, chosen):
-            self._save(report, file, session, compared)
-        return report
+        if not counts:
+            why = "saved inputs alone prove nothing of others" if inputs and not reference else _foreign(own, inputs)
+            return replace(report, record=f"not kept: {why}")
+        if _unfinished(report, chosen):
+            return replace(report, record="not kept: the time ran out before anything was found")
+        record = self._save(report, file, session, compared, len(saved))
+        if record.objects and report.passed:
+            text = f"failed on {record.time[:10]} with {record.saved} saved pairs: {record.reasons[0]}"
+            return replace(report, record="stays as it was", objection=text)
+        return replace(report, record=f"kept for {session.active.device}")
 
     def health(self) -> list[Health]:
         """How the opened models do."""
         return [engine.health() for engine in self.engines]
 
-    def _session(self, file: ModelFile) -> Session:
+    def _file(self, model: str) -> ModelFile:
+        """What runs: for TensorRT an engine, which is built where there is none for this GPU."""
         r = self.config.runtime
-        return file.load(r.name, r.options, LoadRequest(r.device, r.strict, r.threads))
+        if r.name == "tensorrt" and Path(model).suffix not in (".engine", ".xml"):
+            return ModelFile.at(ensure_engine(model, r, self.progress))
+        return ModelFile.at(locate(model, r.precision))
 
-    def _shipped(self, file: ModelFile, session: Session) -> list[cases.Case]:
-        binding = Binding(session, file.card, str(file.path))
-        if file.card.role != "matcher":
-            return cases.shipped_cases(file.card)
-        if binding.dense:
-            return dense_cases(
-                self._describe(file, binding.map_shape("descriptors0")), binding.map_shape("descriptors0")
-            )
-        return cases.shipped_cases(file.card, binding.channels("descriptors0") or 64)
-
-    def _describe(self, matcher: ModelFile, takes: tuple[int, int, int] | None) -> Describe | None:
-        """Maps of pictures by a matcher's features model on ONNX Runtime's CPU; None where it is not here.
-
-        Raises ModelFileError where they are of another shape (C, h, w) than the matcher ``takes``.
-        """
-        try:
-            file = features_of(matcher)
-            session = file.load("onnxruntime", {}, LoadRequest(threads=self.config.runtime.threads))
-            binding = Binding(session, file.card, str(file.path))
-            binding.require(("image",), ("descriptors",))
-        except (ModelError, ConfigError) as error:  # ConfigError: its name is none of the registry
-            name = matcher.card.features_model
-            why = f"of '{name}': {error}" if name else "of pictures: its card names no features_model"
-            logger.warning("%s: compared on seeded maps instead of maps %s", matcher.card.name, why)
-            return None
-        gives = binding.map_shape("descriptors")
-        tokens = matcher.card.layouts.get("descriptors0") == "tokens"  # which tell how many cells, not in how many rows
-        if takes and gives and (_cells(takes) != _cells(gives) if tokens else takes != gives):
-            raise ModelFileError(f"{matcher.path}: takes maps {takes}, its features model {file.path} gives {gives}")
-        return lambda image: binding.run({"image": file.card.preprocessing.apply(image)})["descriptors"]
+    def _session(self, file: ModelFile) -> Session:
+        return file.load(*runtime_of(file.path, self.config.runtime))
 
     def _gate(self, file: ModelFile, session: Session, reference: Reference, chosen) -> ParityReport:
         # Golden outputs need no reference. Where it is needed and cannot be loaded, that is no fault of the model.
-        needed = any(case.expected is None for case in chosen)
-        return run_gate(
+        other, told = None, ""
+        if any(case.expected is None for case in chosen):
+            loaded, card = reference.load()
+            other = Binding(loaded, card, str(reference.file.path)).run
+            told = f"{reference.file.path.name} on {loaded.active.runtime} {loaded.active.version}"
+        report = run_gate(
             Binding(session, file.card, str(file.path)).run,
             chosen,
             file.card,
-            reference_run=Binding(*reference.load(), str(reference.file.path)).run if needed else None,
+            reference_run=other,
             progress=self.progress,
             limit_s=self.config.models.gate_s,
             precision=_computed(session, file.card),
         )
+        return replace(report, ran=f"{session.active} on {session.active.device}", compared_with=told)
 
-    def _save(self, report: ParityReport, file: ModelFile, session: Session, reference: Reference) -> records.Record:
-        return records.save(report, file.sha256, file.card, session.active, reference.label, reference.file.card)
+    def _save(
+        self, report: ParityReport, file: ModelFile, session: Session, reference: Reference, saved: int = 0
+    ) -> records.Record:
+        return records.save(
+            report, file.sha256, file.card, session.active, reference.label, reference.file.card, saved=saved
+        )
 
     def _found(self, file: ModelFile, session: Session, reference: Reference) -> records.Record:
         """The parity record of a session; made now where there is none that holds. Raises ParityError: no time."""
         card = file.card
         record = records.find(file.sha256, card, session.active, _computed(session, card))
-        if record is not None and (record.reference == "golden" or reference.same or _compared(record, reference)):
+        known = record is not None and (record.reference == "golden" or reference.same or _compared(record, reference))
+        if known or (record is not None and record.objects):
             return record
         self.progress(f"{card.name}: comparing with its reference on {session.active} (first use here)")
-        chosen = self._shipped(file, session)
+        chosen = gate_pairs(file, session, reference)
         report = self._gate(file, session, reference, chosen)
         if _unfinished(report, chosen):  # a busy machine: that proves nothing, so that no record is kept
             raise ParityError(
@@ -246,28 +245,6 @@ class Models:
         return "computes other weights" if record.passed and proven_sha256(own) != proven_sha256(record) else ""
 
 
-def _cells(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Channels and cells of a map (C, h, w)."""
-    return shape[0], shape[1] * shape[2]
-
-
-def features_of(matcher: ModelFile) -> ModelFile:
-    """The file of a matcher's features model: by its name in the cache, else one of that name beside the matcher.
-
-    Raises ModelError or ConfigError where there is none.
-    """
-    name = matcher.card.features_model
-    try:
-        return ModelFile.at(locate(name, "fp32"))
-    except (ModelError, ConfigError):
-        for path in sorted(matcher.path.parent.glob("*.onnx")):
-            with contextlib.suppress(ModelError):
-                file = ModelFile.at(path)
-                if (file.card.role, file.card.name) == ("features", name):
-                    return file
-        raise
-
-
 def proven_sha256(record: records.Record) -> str:
     """The weights that a model is known to compute, which make its features comparable with those of other files.
 
@@ -283,6 +260,13 @@ def proven_sha256(record: records.Record) -> str:
 def _compared(record: records.Record, reference: Reference) -> bool:
     """Whether a record is of a comparison with this very reference, run by this card."""
     return (record.reference, record.reference_card) == (reference.label, records.card_id(reference.file.card))
+
+
+def _foreign(own: Reference, inputs: Sequence[Path]) -> str:
+    """Why a comparison with a reference that was named leaves no record."""
+    if not inputs:
+        return "a reference was named (with saved --inputs besides, it is kept)"
+    return f"at start it is compared with {own.file.path}, not with what was named"
 
 
 def _computed(session: Session, card: ModelCard) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import registry
+from .artifacts.cache import cache_folder
 from .artifacts.card import ModelCard, read_card
 from .artifacts.file_kind import FileKind, require_kind
 from .artifacts.store import content_sha256, locate, model_path
 from .errors import ConfigError, ModelError, ModelFileError, ModelMissingError, RuntimeMissingError
 from .runtimes.base import LoadRequest, Session
+from .runtimes.engine_file import read_header
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +60,12 @@ class Reference:
 
     @classmethod
     def of(cls, file: ModelFile, threads: int = 0) -> Reference:
-        """The fp32 ONNX file that claims the same weights; the file itself where there is none."""
-        twin = _twin(file) or file
+        """The fp32 ONNX file that claims the same weights; of an engine else the ONNX file that it was built from.
+
+        Where there is none, the file itself.
+        """
+        source = _source(file)
+        twin = _twin(source or file) or source or file
         return cls(twin, twin.sha256 == file.sha256, threads)
 
     @property
@@ -70,6 +77,12 @@ class Reference:
     def runnable(self) -> bool:
         """Whether there is a runtime for such files that computes what they say."""
         return self.file.path.suffix in _RUNTIMES
+
+    @property
+    def proves(self) -> bool:
+        """Whether it is another file, and what runs it is installed."""
+        runtime, _ = _RUNTIMES.get(self.file.path.suffix, ("", {}))
+        return not self.same and bool(runtime) and importlib.util.find_spec(runtime) is not None
 
     def load(self) -> tuple[Session, ModelCard]:
         """A new session.
@@ -88,6 +101,21 @@ class Reference:
             raise ModelMissingError(f"the reference {path} is gone since the model was opened; start again")
         runtime, options = _RUNTIMES[path.suffix]
         return self.file.load(runtime, options, LoadRequest(threads=self.threads, optimise=False)), self.file.card
+
+
+def _source(file: ModelFile) -> ModelFile | None:
+    """The ONNX file that an engine was built from: where it was, beside the engine, or in the cache."""
+    if file.path.suffix != ".engine":
+        return None
+    facts = read_header(file.path).facts
+    built = Path(facts.source)
+    for path in (built, file.path.with_name(built.name), cache_folder("models") / built.name):
+        try:
+            if path.is_file() and content_sha256(path) == facts.source_sha256:
+                return ModelFile.at(path)
+        except ModelError as error:
+            logger.info("%s: %s is not its source: %s", file.path, path, error)
+    return None
 
 
 def _twin(file: ModelFile) -> ModelFile | None:

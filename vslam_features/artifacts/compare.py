@@ -109,6 +109,10 @@ def _matches(result: Comparison, e, g, limits: Limits) -> None:
         wrong = int((either & ~same).sum())
         if wrong > limits.slack and result.agreement < limits.agreement and not result.zero:
             result.problems.append(f"{result.agreement:.1%} of matches agree, at least {limits.agreement:.0%}")
+    if same.sum() >= EVIDENCE:  # all of them, coarsely: a model need not have a single score that is confident
+        off, most = float(np.abs(e["mscores0"] - g["mscores0"])[same].mean()), PAIR_FACTOR * limits.border
+        if off > most:
+            result.problems.append(f"scores of equal matches are {off:.3f} off on average, at most {most:.3f}")
     same &= e["mscores0"] > CONFIDENT
     if result.evidence and same.any():
         result.tensors["mscores0"] = figures_of(e["mscores0"][same], g["mscores0"][same])

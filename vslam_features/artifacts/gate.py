@@ -20,7 +20,7 @@ from .compare import compare
 from .comparison import LIMITS, Comparison, Limits, non_finite, relative_rms
 from .stop_check import check_stops
 
-GATE_VERSION = 1  # of cases, measures and limits; records of another are not used
+GATE_VERSION = 2  # of cases, measures and limits; records of another are not used
 LIMIT_S = 120.0
 Run = Callable[[Tensors], Tensors]
 
@@ -55,7 +55,9 @@ class ParityReport:
 
     ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``; ``unfinished``: the time ran out
     before anything was found, so that the model may well be right; ``emulated``: the precision was imitated in float32,
-    so that the outcome is a prediction.
+    so that the outcome is a prediction. ``ran``, ``compared_with``: on what the model and its reference ran, in words;
+    ``record``: what became of the parity record; ``objection``: why an older one, of saved inputs too, still refuses
+    the model. All four: where the caller tells.
     """
 
     role: str
@@ -68,6 +70,10 @@ class ParityReport:
     seconds: float
     unfinished: bool = False
     emulated: bool = False
+    ran: str = ""
+    compared_with: str = ""
+    record: str = ""
+    objection: str = ""
 
     @property
     def passed(self) -> bool:

@@ -24,7 +24,7 @@ from .gate import GATE_VERSION, ParityReport
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 2  # 1: without the cards
+SCHEMA = 3  # 1: without the cards; 2: without saved
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Record:
         reference: ``golden``, ``self`` or the sha256 of the reference's file; ``reference_card``: ``card_id`` of its
             card where it is a file.
         reasons: why it failed. figures: tensor -> relative RMS, max error, cosine.
+        pairs: that were compared; saved: so many were given of a user's own saved inputs, beside those that ship.
         time: UTC, ISO 8601. made_with: version of vslam_features.
     """
 
@@ -59,6 +60,7 @@ class Record:
     reasons: tuple[str, ...]
     figures: dict[str, dict[str, float]]
     pairs: int
+    saved: int
     seconds: float
     time: str
     made_with: str = __version__
@@ -72,14 +74,22 @@ class Record:
     def summary(self) -> str:
         """One line for diagnostics and reports."""
         if self.passed:
-            return f"passed on {self.pairs} pairs against {_reference_text(self.reference)}, {self.time[:10]}"
+            own = f" ({self.saved} saved ones among them)" if self.saved else ""
+            return f"passed on {self.pairs} pairs{own} against {_reference_text(self.reference)}, {self.time[:10]}"
         return f"failed: {self.reasons[0] if self.reasons else 'no reason kept'}"
+
+    @property
+    def objects(self) -> bool:
+        """Whether it failed with saved inputs: that the pairs that ship pass is no answer to that."""
+        return bool(self.saved) and not self.passed
 
 
 def find(
     sha256: str, card: ModelCard, active: Active, precision: str = "", folder: Path | None = None
 ) -> Record | None:
     """The record of a model file on a runtime and device; None where there is none, or only a damaged one.
+
+    Where there is none of this gate, one of another that ``objects``.
 
     Args:
         precision: that the runtime was told to compute in, where it is not the card's.
@@ -90,8 +100,8 @@ def find(
     record = _read(path)
     if record is not None and _key_of(record) != key:
         logger.warning("%s: is the record of something else and counts as missing", path)
-        return None
-    return record
+        record = None
+    return record or _objection(key, folder)
 
 
 def save(
@@ -102,21 +112,31 @@ def save(
     reference: str = "",
     reference_card: ModelCard | None = None,
     folder: Path | None = None,
+    saved: int = 0,
 ) -> Record:
     """Keep what the gate found; one that cannot be written is logged, for the gate has run all the same.
 
+    What was found with saved inputs says more than what is found without: it stays, unless it passed and this failed.
+
     Args:
         reference: sha256 of the reference's file, or ``self``; empty for golden outputs. ``reference_card``: of it.
+        saved: how many pairs are of saved inputs.
+    Returns:
+        The record that holds from now on, this or the one that stays.
     """
     golden_outputs = report.reference == "golden"
     key = _key(sha256, card, active, report.precision)
+    before = find(sha256, card, active, report.precision, folder)
+    if not saved and before is not None and before.saved and (report.passed or not before.passed):
+        logger.info("%s: the record of %s, which is of saved inputs too, stays", card.name, before.time)
+        return before
     record = Record(
         **key, source_sha256=card.source_sha256, role=card.role, name=card.name,
         reference="golden" if golden_outputs else reference or "session",
         reference_card="" if golden_outputs or reference_card is None else card_id(reference_card),
         passed=report.passed, reasons=report.reasons,
         figures={t["name"]: {k: t[k] for k in ("rms", "max_error", "cosine")} for t in report.to_dict()["tensors"]},
-        pairs=len(report.rows), seconds=round(report.seconds, 3),
+        pairs=len(report.rows), saved=saved, seconds=round(report.seconds, 3),
         time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
     try:
@@ -125,6 +145,13 @@ def save(
     except CacheError as error:
         logger.warning("%s: the parity record cannot be kept, the gate will run again: %s", card.name, error)
     return record
+
+
+def _objection(key: dict[str, str], folder: Path | None) -> Record | None:
+    """The newest record of the same file, runtime and device that objects, by whatever gate."""
+    same = {n: v for n, v in key.items() if n != "gate"}
+    found = [r for r in records_of(key["sha256"], folder) if r.objects and same.items() <= _key_of(r).items()]
+    return max(found, key=lambda r: r.time, default=None)
 
 
 def records_of(sha256: str, folder: Path | None = None) -> list[Record]:

@@ -89,7 +89,7 @@ def _plugin_of(matcher, config: Config, models):
     from .. import registry
     from ..artifacts.card import read_card
     from ..artifacts.store import locate
-    from ..models import features_of
+    from ..gate_pairs import features_of
 
     name = matcher.card.features_model
 

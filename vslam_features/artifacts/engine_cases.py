@@ -1,0 +1,99 @@
+"""Inputs of the parity gate for engines, which are compiled for ranges of shapes and keep memory between runs.
+
+The pairs that ship are small and of one size. An engine may be right on 256
+keypoints and wrong on 2048, for its kernels were chosen for another size; and
+right until its buffers have grown, where a captured graph still points to the
+old ones. So the largest inputs that it takes are run as well, and then the
+first pair once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from ..runtimes.engine_file import read_header
+from .card import ModelCard
+from .cases import Case, Tensors, matching
+
+LARGEST = "largest"
+_FEWER = 0.8  # rows of the second image: equal numbers would hide an engine that takes one for the other
+_ROLL = 17
+
+
+def largest_inputs(path: Path, card: ModelCard) -> dict[str, list[int]]:
+    """The largest shape of an engine's inputs that vary (of ``max_keypoints`` its value), by our tensor names.
+
+    Raises ModelFileError where the file is no engine.
+    """
+    ours = {theirs: name for name, theirs in card.inputs.items()}
+    return {ours.get(name, name): shapes[-1] for name, shapes in read_header(path).facts.profiles.items()}
+
+
+def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> list[Case]:
+    """Cases to run after those that ship: one of the largest inputs, and the first of ``shipped`` again.
+
+    Args:
+        shipped: of ``card``.
+        largest: shape of the largest input by our tensor name (of ``max_keypoints`` its value). One that is not named
+            does not vary. What is no larger than in ``shipped`` makes no case.
+    """
+    if not shipped:
+        return []
+    case = _matching(shipped, largest) if card.role == "matcher" else _pictures(shipped[0], largest)
+    again = replace(shipped[0], name=f"{shipped[0].name} again")
+    return [again] if case is None else [case, again]
+
+
+def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> Case | None:
+    """Features of all pairs as those of one, at most so many as the engine takes; of maps more points on one pair."""
+    most = [max(largest.get(f"keypoints{i}", (0,))) for i in (0, 1)]
+    pairs = [case.runs[0] for case in shipped]
+    if any(not m or m <= len(pairs[0][f"keypoints{i}"]) for i, m in enumerate(most)):
+        return None
+    most[1] = int(most[1] * _FEWER)
+    dense = pairs[0]["descriptors0"].ndim == 3
+    sides = [(_points if dense else _rows)(pairs, i, m) for i, m in enumerate(most)]
+    # What a pair has besides, such as where it may stop, goes for all of them.
+    return Case(LARGEST, ({**pairs[0], **matching(sides)},))
+
+
+def _rows(pairs: Sequence[Tensors], side: int, most: int):
+    """Keypoints, descriptors and size of a picture that shows what all pairs show, as often as it takes.
+
+    At each repetition descriptors are rolled, on both sides alike: they are as similar to each other as they were, and
+    unlike those before.
+    """
+    keypoints, descriptors = (np.concatenate([p[f"{n}{side}"] for p in pairs]) for n in ("keypoints", "descriptors"))
+    times = range(-(-most // len(keypoints)))
+    rolled = np.concatenate([np.roll(descriptors, _ROLL * i, axis=1) for i in times])
+    size = np.max([p[f"image_size{side}"] for p in pairs], axis=0)
+    return np.tile(keypoints, (len(times), 1))[:most], rolled[:most], size
+
+
+def _points(pairs: Sequence[Tensors], side: int, most: int):
+    """Points all over the picture of the first pair, and its map."""
+    first = pairs[0]
+    size = first[f"image_size{side}"]
+    points = np.random.default_rng([70, side]).uniform(0, size - 1, (most, 2))
+    return points, first[f"descriptors{side}"], size
+
+
+def _pictures(case: Case, largest: Mapping[str, Sequence[int]]) -> Case | None:
+    """The pictures of a pair, enlarged."""
+    image, runs = largest.get("image"), []
+    for inputs in case.runs:
+        height, width = inputs["image"].shape[-2:]
+        if image is not None and (image[-2] > height or image[-1] > width):
+            planes = inputs["image"][0]
+            big = [cv2.resize(p, (image[-1], image[-2]), interpolation=cv2.INTER_LINEAR) for p in planes]
+            inputs = {**inputs, "image": np.stack(big)[None].astype(np.float32)}
+        if "max_keypoints" in inputs and max(largest.get("max_keypoints", (0,))) > inputs["max_keypoints"].max():
+            inputs = {**inputs, "max_keypoints": np.array([max(largest["max_keypoints"])], np.int64)}
+        runs.append(inputs)
+    changed = any(new is not old for new, old in zip(runs, case.runs))
+    return Case(LARGEST, tuple(runs)) if changed else None
