@@ -1,8 +1,9 @@
 """Model cards: what a model file is, written once, inside the file or beside it.
 
 An ONNX file carries its card as JSON under the metadata key ``vslam_features``,
-an engine in its header; a file that others made gets a sidecar ``<file>.card.yaml`` with the same
-fields. ``docs/models.md`` is the reference of the fields.
+an engine in its header; a file that others made gets a sidecar
+``<file>.card.yaml`` with the same fields. ``docs/models.md`` is the reference
+of the fields.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..errors import ConfigError, ModelFileError
 from ..runtimes import engine_file
 from ..runtimes.onnx_header import read_metadata
 from ..types import ModelIdentity
+from .file_kind import FileKind, require_kind
 from .preprocessing import Preprocessing
 from .shapes import parse_shapes
 
@@ -167,6 +169,7 @@ def read_card(path: Path) -> ModelCard:
             raise ModelFileError(f"{sidecar}: cannot be read as YAML: {error}") from error
         return ModelCard.from_dict(values, str(sidecar))
     if path.suffix == engine_file.SUFFIX:
+        require_kind(path, FileKind.TENSORRT_ENGINE, FileKind.UNKNOWN)  # a Git LFS pointer is called by its name
         return ModelCard.from_dict(engine_file.read_header(path).card, str(path))
     text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
     if text is None:

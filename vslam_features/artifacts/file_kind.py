@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import struct
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from ..errors import ModelFileError
+from ..runtimes.engine_file import peek
 from ..runtimes.onnx_header import read_header
 
 _HEAD_BYTES = 8192
-_MAX_CARD_BYTES = 1 << 20
 _MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?$"
@@ -57,7 +55,7 @@ def identify(path: str | Path) -> FileFacts:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD_BYTES)
-            card = _engine_card(file, head, size)
+            card = peek(file, size)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from error
     if not head:
@@ -105,21 +103,6 @@ def _markup(head: bytes, size: int) -> FileFacts | None:
     if re.search(rb"<net\s[^>]*\bversion=", start):
         return FileFacts(FileKind.OPENVINO_XML, size)
     return FileFacts(FileKind.UNKNOWN, size, f"markup that begins with {head[:60]!r}")
-
-
-def _engine_card(file, head: bytes, size: int) -> dict | None:
-    """Our header of an engine: 4-byte little-endian length, then so many bytes of JSON object."""
-    if len(head) < 6 or head[4:5] != b"{":
-        return None
-    (length,) = struct.unpack("<I", head[:4])
-    if length > min(_MAX_CARD_BYTES, size - 4):
-        return None
-    file.seek(4)
-    try:
-        card = json.loads(file.read(length))
-    except (ValueError, RecursionError):
-        return None
-    return card if isinstance(card, dict) else None
 
 
 def _onnx_or_unknown(path: Path, head: bytes, size: int) -> FileFacts:
