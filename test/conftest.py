@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fake_machine import FakeMachine
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # nothing is proved by times of a machine that does other work too
@@ -27,3 +28,11 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real images at {path}; set VSLAM_FEATURES_DATA to their folder")
     return path
+
+
+@pytest.fixture
+def fake_tensorrt(monkeypatch):
+    """A machine with GPU and TensorRT, both fakes, seen by this process and its children. Fails on their misuse."""
+    machine = FakeMachine(monkeypatch)
+    yield machine
+    machine.close()

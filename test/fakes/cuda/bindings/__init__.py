@@ -1,0 +1,1 @@
+"""A fake of ``cuda-python``, as far as a program of TensorRT needs it."""

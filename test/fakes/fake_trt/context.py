@@ -1,0 +1,300 @@
+"""IExecutionContext and IOutputAllocator."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+
+import numpy as np
+from fake_gpu import device
+from fake_gpu.faults import FAULTS, misuse
+from fake_gpu.memory import MEMORY
+from fake_gpu.streams import DEFAULT, STREAMS, Stream
+
+from .dims import NUMPY, Dims, integer, text, volume
+from .graph_facts import Tensor
+from .logger import Checked, error
+from .objects import alive
+from .spoil import spoil
+
+_ALIGNMENT = 256
+
+
+class IOutputAllocator(metaclass=Checked):
+    """To be derived from: ``reallocate_output_async`` or ``reallocate_output``, and ``notify_shape``."""
+
+    def __init__(self):
+        self._constructed = True
+
+
+class IExecutionContext:
+    """What runs an engine. One thread at a time may use it."""
+
+    def __init__(self, engine):
+        self.name, self._engine, self._profile = "", engine, 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, IOutputAllocator] = {}
+        self._predicted: dict[tuple, dict[str, tuple[int, ...]]] = {}
+        self._user, self._flushed = None, None
+        alive("contexts", self)
+
+    engine = property(lambda self: self._engine)
+    active_optimization_profile = property(lambda self: self._profile)
+    all_binding_shapes_specified = property(lambda self: not self._unspecified())
+
+    def set_optimization_profile_async(self, profile_index, stream_handle):
+        with self._use("setOptimizationProfileAsync"):
+            if not 0 <= integer(profile_index) < len(self._engine._profiles):
+                error("IExecutionContext::setOptimizationProfileAsync: Error Code 3: API Usage Error (no such profile)")
+                return False
+            self._profile = profile_index
+            self._shapes.clear()
+            return True
+
+    def set_input_shape(self, name, shape):
+        """False, with the reason in the log, for a shape outside of the profile."""
+        if not isinstance(shape, (tuple, list, Dims)):
+            raise TypeError("set_input_shape(): incompatible function arguments")
+        shape = tuple(Dims(shape))
+        with self._use("setInputShape"):
+            found = self._tensor(text(name), self._engine._inputs)
+            reason = "ordered fault" if FAULTS.hit("set_input_shape") else self._outside(found, name, shape)
+            if reason:
+                error(f"IExecutionContext::setInputShape: Error Code 3: API Usage Error ({reason})")
+                return False
+            self._shapes[name] = shape
+            return True
+
+    def get_tensor_shape(self, name):
+        """-1 for sizes that are not known (yet)."""
+        with self._use("getTensorShape"):
+            found = self._tensor(text(name), [*self._engine._inputs, *self._engine._outputs])
+            if found is None:
+                error(f"IExecutionContext::getTensorShape: no tensor of the name {name}")
+                return Dims()
+            if found in self._engine._inputs:
+                return Dims(self._shapes.get(name, found.shape))
+            return Dims(found.shape if self._unspecified() else self._output_shape(found))
+
+    def infer_shapes(self):
+        """Names of inputs that are not specified; RuntimeError where the shapes do not go together."""
+        with self._use("inferShapes"):
+            if FAULTS.hit("infer_shapes"):
+                raise RuntimeError("inferShapes failed: ordered fault")
+            missing = self._unspecified()
+            if not missing:
+                self._predict()
+            return missing
+
+    def set_tensor_address(self, name, memory):
+        address = integer(memory)
+        with self._use("setTensorAddress"):
+            if FAULTS.hit("set_tensor_address") or not self._tensor(text(name), self._all()):
+                error(f"IExecutionContext::setTensorAddress: Error Code 3: API Usage Error ({name})")
+                return False
+            self._addresses[name] = address
+            return True
+
+    def get_tensor_address(self, name):
+        return self._addresses.get(text(name), 0)
+
+    def set_output_allocator(self, name, output_allocator):
+        with self._use("setOutputAllocator"):
+            if not isinstance(output_allocator, (IOutputAllocator, type(None))):
+                raise TypeError("set_output_allocator(): incompatible function arguments")
+            if FAULTS.hit("set_output_allocator") or not self._tensor(text(name), self._engine._outputs):
+                error(f"IExecutionContext::setOutputAllocator: Error Code 3: API Usage Error ({name})")
+                return False
+            self._allocators[name] = output_allocator
+            return True
+
+    def get_output_allocator(self, name):
+        return self._allocators.get(text(name))
+
+    def execute_async_v3(self, stream_handle):
+        """Put the work on the stream; False where something is missing, with the reason in the log."""
+        stream = self._stream(integer(stream_handle))
+        with self._use("enqueueV3"):
+            time.sleep(0.0005 if threading.active_count() > 1 else 0)  # long enough to be met by another thread
+            reason = "ordered fault" if FAULTS.hit("execute_async_v3") else self._not_ready(stream)
+            if reason:
+                if stream.capture:
+                    stream.capture.broken = True
+                error(f"IExecutionContext::enqueueV3: Error Code 3: API Usage Error ({reason})")
+                return False
+            return self._enqueue(stream)
+
+    def _enqueue(self, stream: Stream) -> bool:
+        run = _Run(self)
+        if any(each.data_dependent for each in self._engine._outputs):
+            stream.drain()  # the library waits itself, for it has to know the sizes
+            run.compute()
+        for each in self._engine._outputs:
+            allocator = self._allocators.get(each.name)
+            if allocator is None:
+                continue
+            shape = run.shape(each)
+            size = max(volume(shape) * NUMPY[each.dtype]().itemsize, 1)
+            address = _allocate(allocator, each.name, self._addresses.get(each.name, 0), size, stream.handle)
+            if not address:
+                error(f"IExecutionContext::enqueueV3: Error Code 2: OutOfMemory (no memory for output {each.name})")
+                return False
+            run.addresses[each.name] = address
+            allocator.notify_shape(each.name, Dims(shape))
+        stream.add(run)
+        self._flushed = None if stream.capture else dict(self._shapes)
+        return True
+
+    def _not_ready(self, stream: Stream) -> str:
+        missing = self._unspecified()
+        if missing:
+            return f"inputs without a shape: {', '.join(missing)}"
+        for each in self._all():
+            dependent = each.data_dependent and not self._allocators.get(each.name)
+            if dependent:
+                return f"output {each.name} has a data-dependent shape and no output allocator"
+            if not self._addresses.get(each.name) and not self._allocators.get(each.name):
+                return f"the address of {each.name} is not set"
+        for each in self._engine._inputs:
+            if each.is_shape:
+                low, _, high = self._engine._profiles[self._profile]["values"][each.name]
+                values = self._host_values(each)
+                if any(not a <= v <= b for a, v, b in zip(low, values, high)):
+                    return f"values {values} of {each.name} are outside of the profile [{low}, {high}]"
+        if self._engine._device != device.current() or stream.device not in (device.current(), self._engine._device):
+            return "the stream or the engine belongs to another GPU than the one that this thread uses"
+        if stream.capture and self._flushed != self._shapes:
+            return "this call updates shapes, which cannot be captured: enqueue once with them before the capture"
+        if stream.capture and any(each.data_dependent for each in self._engine._outputs):
+            return "data-dependent shapes cannot be captured"
+        if stream.capture and self._engine._facts["has_if"]:
+            return "an If cannot be captured"
+        return ""
+
+    def _outside(self, found: Tensor | None, name: str, shape: tuple[int, ...]) -> str:
+        if found is None:
+            return f"{name} is no input"
+        if len(shape) != len(found.shape) or any(a not in (-1, b) for a, b in zip(found.shape, shape)):
+            return f"static dimensions of {name} are {tuple(found.shape)}, got {shape}"
+        given = self._engine._profiles[self._profile]["shapes"].get(name)
+        if given and any(not a <= size <= b for a, size, b in zip(given[0], shape, given[2])):
+            return f"{name} {shape} is outside of the profile {tuple(given[0])}..{tuple(given[2])}"
+        return ""
+
+    def _unspecified(self) -> list[str]:
+        return [
+            each.name
+            for each in self._engine._inputs
+            if (-1 in each.shape and each.name not in self._shapes)
+            or (each.is_shape and not self._addresses.get(each.name))
+        ]
+
+    def _output_shape(self, output: Tensor) -> tuple[int, ...]:
+        if output.data_dependent:
+            known = {d for each in self._engine._inputs for d in each.dims}
+            real = self._predict()[output.name]
+            return tuple(
+                size if declared >= 0 or dim in known else -1
+                for size, declared, dim in zip(real, output.shape, output.dims)
+            )
+        return self._predict()[output.name]
+
+    def _predict(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the outputs for the shapes of the inputs: what a run on ones gives; those that depend on data vary."""
+        values = tuple((e.name, tuple(self._host_values(e))) for e in self._engine._inputs if e.is_shape)
+        key = (tuple(sorted(self._shapes.items())), values)
+        if key not in self._predicted:
+            feed = {}
+            for each in self._engine._inputs:
+                shape = self._shapes.get(each.name, tuple(each.shape))
+                feed[each.name] = np.ones(shape, NUMPY[each.dtype])
+                if each.is_shape:
+                    feed[each.name] = np.array(self._host_values(each), NUMPY[each.dtype]).reshape(shape)
+            try:
+                results = self._engine._session.run(None, feed)
+            except Exception as failure:  # onnxruntime raises kinds of its own
+                raise RuntimeError(f"inferShapes failed: {failure}") from failure
+            names = [each.name for each in self._engine._outputs]
+            self._predicted[key] = {name: result.shape for name, result in zip(names, results)}
+        return self._predicted[key]
+
+    def _host_values(self, each: Tensor) -> list[int]:
+        count, kind = volume(each.shape), NUMPY[each.dtype]
+        return MEMORY.host_bytes(self._addresses[each.name], count * kind().itemsize, each.name).view(kind).tolist()
+
+    def _all(self) -> list[Tensor]:
+        return [*self._engine._inputs, *self._engine._outputs]
+
+    def _tensor(self, name: str, among: list[Tensor]) -> Tensor | None:
+        return next((each for each in among if each.name == name), None)
+
+    def _stream(self, handle: int) -> Stream:
+        if handle and handle not in STREAMS:
+            raise misuse(f"enqueueV3: {handle:#x} is no stream (destroyed before?)")
+        return STREAMS[handle] if handle else DEFAULT
+
+    @contextmanager
+    def _use(self, call: str):
+        me = threading.get_ident()
+        if self._user not in (None, me):
+            raise misuse(f"IExecutionContext::{call} while another thread uses the same context")
+        before, self._user = self._user, me
+        try:
+            yield
+        finally:
+            self._user = before
+
+
+class _Run:
+    """One piece of work: the addresses and shapes are those of the moment at which it was put on the stream."""
+
+    def __init__(self, context: IExecutionContext):
+        self._context, self._engine = weakref.ref(context), context._engine
+        self.addresses = dict(context._addresses)
+        self._shapes = {e.name: context._shapes.get(e.name, tuple(e.shape)) for e in self._engine._inputs}
+        self._predicted = context._predict()
+        self._values = {e.name: context._host_values(e) for e in self._engine._inputs if e.is_shape}
+        self._results: dict[str, np.ndarray] | None = None
+
+    def compute(self) -> None:
+        """Results of the inputs that are in memory now."""
+        feed = {}
+        for each in self._engine._inputs:
+            kind, shape = NUMPY[each.dtype], self._shapes[each.name]
+            if each.is_shape:
+                feed[each.name] = np.array(self._values[each.name], kind).reshape(shape)
+                continue
+            size = volume(shape) * kind().itemsize
+            raw = MEMORY.device_bytes(self.addresses[each.name], size, f"input {each.name}") if size else b""
+            feed[each.name] = np.frombuffer(bytes(raw), kind).reshape(shape)
+        names = [each.name for each in self._engine._outputs]
+        results = dict(zip(names, self._engine._session.run(None, feed)))
+        self._results = spoil(self._engine._key, feed, results)
+
+    def shape(self, output: Tensor) -> tuple[int, ...]:
+        """Of a result; for one that depends on no data, without computing it."""
+        return self._predicted[output.name] if self._results is None else self._results[output.name].shape
+
+    def __call__(self) -> None:
+        if self._context() is None:
+            raise misuse("work of an execution context that was destroyed before the work was done")
+        fresh = self._results is None
+        if fresh:
+            self.compute()
+        for each in self._engine._outputs:
+            result = np.ascontiguousarray(self._results[each.name])
+            if not each.data_dependent and result.shape != self._predicted[each.name]:
+                raise misuse(f"output {each.name}: shape {result.shape}, expected {self._predicted[each.name]}")
+            if result.nbytes:
+                at = MEMORY.device_bytes(self.addresses[each.name], result.nbytes, f"output {each.name}")
+                at[:] = np.frombuffer(result.tobytes(), np.uint8)
+        self._results = None
+
+
+def _allocate(allocator: IOutputAllocator, name: str, memory: int, size: int, stream: int) -> int:
+    if hasattr(allocator, "reallocate_output_async"):
+        return allocator.reallocate_output_async(name, memory, size, _ALIGNMENT, stream)
+    return allocator.reallocate_output(name, memory, size, _ALIGNMENT)

@@ -1,0 +1,63 @@
+"""IOptimizationProfile: the range of shapes and of shape values that an engine is built for."""
+
+from __future__ import annotations
+
+from .dims import Dims, integer, text
+from .graph_facts import Tensor
+
+
+class IOptimizationProfile:
+    """Ranges by the name of the input."""
+
+    def __init__(self):
+        self.extra_memory_target = 1.0
+        self._shapes: dict[str, list[tuple[int, ...]]] = {}
+        self._values: dict[str, list[tuple[int, ...]]] = {}
+
+    def set_shape(self, input, min, opt, max):
+        """Raises ValueError where the three do not fit together."""
+        shapes = [tuple(Dims(each)) for each in (min, opt, max)]
+        if len({len(each) for each in shapes}) > 1 or not _ordered(shapes) or any(size < 0 for size in shapes[0]):
+            raise ValueError(f"Shape provided for min, opt and max of {text(input)} is inconsistent.")
+        self._shapes[text(input)] = shapes
+
+    def get_shape(self, input):
+        return [Dims(each) for each in self._shapes.get(text(input), [])]
+
+    def set_shape_input(self, input, min, opt, max):
+        """Raises ValueError where the three do not fit together."""
+        values = [tuple(integer(value) for value in each) for each in (min, opt, max)]
+        if len({len(each) for each in values}) > 1 or not _ordered(values):
+            raise ValueError(f"Values provided for min, opt and max of {text(input)} are inconsistent.")
+        self._values[text(input)] = values
+
+    def get_shape_input(self, input):
+        return [list(each) for each in self._values.get(text(input), [])]
+
+    def __bool__(self):
+        return True  # what is inconsistent was not taken
+
+    def _misses(self, inputs: list[Tensor]) -> list[str]:
+        """What an engine of these inputs finds wrong, in the words of the library."""
+        wrong = []
+        known = {each.name: each for each in inputs}
+        for name in [*self._shapes, *self._values]:
+            if name not in known:
+                wrong.append(f"Profile contains dimensions for a tensor that is no input of the network: {name}")
+        for each in inputs:
+            shapes = self._shapes.get(each.name)
+            if each.is_shape and each.name not in self._values:
+                wrong.append(f"Shape tensor {each.name} has no values in the optimization profile.")
+            if not each.is_shape and each.name in self._values:
+                wrong.append(f"{each.name} is no shape tensor: it takes no values in an optimization profile.")
+            if shapes is None and -1 in each.shape:
+                wrong.append(f"Dynamic input {each.name} is missing dimensions in the optimization profile.")
+            for shape in shapes or []:
+                if len(shape) != len(each.shape) or any(a not in (-1, b) for a, b in zip(each.shape, shape)):
+                    wrong.append(f"Dimensions {shape} of {each.name} in the profile do not fit {tuple(each.shape)}.")
+        return wrong
+
+
+def _ordered(three) -> bool:
+    low, middle, high = three
+    return all(a <= b <= c for a, b, c in zip(low, middle, high))
