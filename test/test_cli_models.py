@@ -1,12 +1,10 @@
-"""``vslam-features models`` and what ``doctor`` says of models: outcomes, exit codes, JSON, errors."""
+"""``vslam-features models``: outcomes, exit codes, JSON, errors."""
 
 import json
-import logging
 import re
 import shutil
 import sys
 from dataclasses import replace
-from importlib import metadata
 
 import cv2
 import numpy as np
@@ -32,20 +30,18 @@ from model_helpers import (
 )
 
 from vslam_features import classical, networks
-from vslam_features import config as config_module
 from vslam_features.artifacts import records
-from vslam_features.artifacts.cache import cache_folder, cache_root, sha256_of
+from vslam_features.artifacts.cache import cache_root, sha256_of
 from vslam_features.artifacts.card import read_card, sidecar_path
 from vslam_features.artifacts.catalogue import find_entry
 from vslam_features.artifacts.incidents import Incidents
 from vslam_features.artifacts.preprocessing import Preprocessing
 from vslam_features.artifacts.store import content_sha256, model_path
-from vslam_features.cli import doctor, model_checks, models_show
 from vslam_features.cli import models as models_cli
+from vslam_features.cli import models_show
 from vslam_features.config import Config
 from vslam_features.models import Models
 from vslam_features.networks import recipes
-from vslam_features.runtimes import hardware
 
 NAMES = ["xfeat", "lighterglue", "lighterglue-early-stop", "aliked-n16", "aliked-t16", "lightglue-aliked",
          "lightglue-aliked-early-stop", "effnet_cov", "megaloc"]  # fmt: skip
@@ -476,154 +472,7 @@ def test_the_real_default_models_are_fetched_from_weights_that_are_here(capsys):
     assert "equals the golden outputs on 8 pairs" in out
 
 
-# -- doctor ----------------------------------------------------------------------------------------
-
-
-def distributions(tmp_path, monkeypatch, *names) -> None:
-    """Installed distributions of these names, and no other ONNX Runtime."""
-    for name in names:
-        info = tmp_path / f"{name.replace('-', '_')}-9.9.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
-    there = [d for d in metadata.distributions() if not (d.metadata["Name"] or "").startswith("onnxruntime")]
-    there += list(metadata.distributions(path=[str(tmp_path)]))
-    monkeypatch.setattr(metadata, "distributions", lambda **kwargs: iter(there))
-
-
-@pytest.mark.parametrize(
-    "names, extra",
-    [
-        (["onnxruntime", "onnxruntime-gpu"], "cuda"),
-        (["onnxruntime", "onnxruntime_gpu"], "cuda"),
-        (["onnxruntime", "onnxruntime-openvino"], "cpu"),
-    ],
-)
-def test_two_distributions_of_onnxruntime_fail_and_the_fix_is_named(names, extra, tmp_path, monkeypatch, capsys):
-    distributions(tmp_path, monkeypatch, *names)
-    monkeypatch.setattr(doctor, "_CHECKS", {"runtimes": model_checks.check_runtimes})
-    code, out, _ = said(capsys, "doctor")
-    second = names[1].replace("_", "-")
-    assert code == 1 and out.startswith("FAIL  onnxruntime") and f"onnxruntime and {second} overwrite each other" in out
-    assert f"pip uninstall -y onnxruntime {second} && pip install 'vslam_features[{extra}]'" in out
-
-
-@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu"])
-def test_one_distribution_of_onnxruntime_is_well(name, tmp_path, monkeypatch):
-    distributions(tmp_path, monkeypatch, name)
-    first = next(model_checks.check_runtimes())
-    assert first.state == "OK" and f"from {name}" in first.text and "CPU" in first.text
-
-
-def test_no_onnxruntime_is_a_warning_with_the_command(tmp_path, monkeypatch):
-    distributions(tmp_path, monkeypatch)
-    monkeypatch.setattr(model_checks, "find_spec", lambda name: None)
-    (only,) = model_checks.check_runtimes()
-    assert only.state == "WARN" and "pip install 'vslam_features[cpu]'" in only.fix
-
-
-@pytest.fixture
-def defaults(tiny, monkeypatch):  # noqa: F811
-    """The tiny models as those of the default configuration."""
-    made = tiny_config()
-    monkeypatch.setattr(config_module, "Config", lambda: made)
-
-
-def states() -> dict[str, tuple[str, str, str]]:
-    checks = [(c.state, c.text, c.fix) for c in model_checks.check_models()]
-    return dict(zip(("features", "matcher", "global"), checks))
-
-
-def test_doctor_on_models_that_are_verified(defaults):
-    found = states()
-    assert [s for s, *_ in found.values()] == ["OK"] * 3
-    assert "tiny-features fp32, 0.0 MB; verified on fake(onnxruntime), onnxruntime" == found["features"][1]
-
-
-def test_doctor_on_a_fresh_machine():
-    checks = list(model_checks.check_models())
-    names = models_show.default_models()
-    assert [(c.state, c.fix) for c in checks] == [("WARN", f"vslam-features models fetch {n}") for n in names]
-
-
-def test_doctor_on_a_damaged_file_and_one_without_a_record(defaults):
-    model_path("tiny-features", "fp32").write_bytes(b"<html>")
-    save(matcher_model(least=0.61), card("matcher", "tiny-matcher"))
-    found = states()
-    assert (
-        found["features"][0] == "FAIL" and found["features"][2] == "vslam-features models fetch tiny-features --force"
-    )
-    assert found["matcher"][0] == "OK" and "verified at its first use" in found["matcher"][1]
-
-
-def test_doctor_fails_on_a_model_that_fails_where_it_is_to_run(defaults, caplog):
-    """A failed record of another runtime is no reason: nobody runs it there."""
-    caplog.set_level(logging.CRITICAL)
-    for runtime, state in (("fake(onnxruntime)", "OK"), ("onnxruntime", "FAIL")):
-        for file in cache_folder("records").iterdir():
-            values = json.loads(file.read_text())
-            if values["name"] == "tiny-matcher" and values["runtime"] == runtime:
-                values |= {"passed": False, "reasons": ["pair 3: no match, the reference has 90"]}
-                file.write_text(json.dumps(values))
-        found = states()["matcher"]
-        assert found[0] == state, runtime
-    assert "failed on onnxruntime: pair 3: no match" in found[1] and "models verify tiny-matcher" in found[2]
-
-
-def change_records(keep=lambda values: True, **changes) -> None:
-    """Change the records of the tiny matcher that ``keep`` picks."""
-    for file in cache_folder("records").iterdir():
-        values = json.loads(file.read_text())
-        if values["name"] == "tiny-matcher" and keep(values):
-            file.write_text(json.dumps({**values, **changes}))
-
-
-def test_doctor_takes_the_newest_record_of_a_runtime(defaults):
-    """An older one failed, under another precision."""
-    file = next(f for f in cache_folder("records").iterdir() if json.loads(f.read_text())["runtime"] == "onnxruntime")
-    values = json.loads(file.read_text())
-    old = {"passed": False, "reasons": ["old"], "time": "2020-01-01T00:00:00Z"}
-    shutil.copy(file, file.with_name(file.name[:17] + "0123456789abcdef.json"))
-    file.with_name(file.name[:17] + "0123456789abcdef.json").write_text(json.dumps({**values, **old}))
-    assert len(records.records_of(values["sha256"])) == 3
-    assert [s for s, *_ in states().values()] == ["OK"] * 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"version": "1.0"},
-        {"device": "cpu Another Processor"},
-        {"device": "cuda:0 Another GPU"},
-        {"gate": "0-session"},
-        {"card": "0" * 16},
-    ],
-    ids=lambda changes: str(*changes),
-)
-def test_records_of_another_version_device_or_gate_say_nothing_of_this_machine(changes, defaults):
-    change_records(**changes, passed=False, reasons=["old"])
-    state, text, fix = states()["matcher"]
-    assert state == "WARN" and "not with what is installed here" in text
-    assert fix == "verified again at the next start, or: vslam-features models verify tiny-matcher"
-    assert all(str(value) in text for name, value in changes.items() if name in ("version", "device"))
-    assert states()["features"][0] == "OK"
-
-
-def test_a_failure_on_a_device_that_is_not_the_configured_one_is_no_reason(defaults, monkeypatch):
-    monkeypatch.setattr(hardware, "gpu_name", lambda: "Some GPU")
-    file = next(
-        f for f in cache_folder("records").iterdir()
-        if (v := json.loads(f.read_text()))["name"] == "tiny-matcher" and v["runtime"] == "onnxruntime"
-    )  # fmt: skip
-    failed = {"device": "cuda:0 Some GPU", "passed": False, "reasons": ["NaN"], "time": "2999-01-01T00:00:00Z"}
-    other = file.with_name(file.name[:17] + "0123456789abcdef.json")
-    other.write_text(json.dumps({**json.loads(file.read_text()), **failed}))
-    assert states()["matcher"][0] == "OK"
-
-
-def test_a_runtime_that_was_verified_here_counts_beside_one_that_was_not(defaults):
-    change_records(lambda values: values["runtime"] == "onnxruntime", version="1.0")
-    state, text, _ = states()["matcher"]
-    assert state == "OK" and text.endswith("verified on fake(onnxruntime)")
+# -- replay ----------------------------------------------------------------------------------------
 
 
 def test_a_replay_shows_the_comparison_at_a_first_use(tiny, tmp_path, capsys):  # noqa: F811

@@ -24,8 +24,7 @@ def available(config: Config) -> tuple[Config, str]:
     Raises ModelMissingError where files are missing and ``models.if_missing`` is ``error``, or where a file that the
     configuration names by its path is missing: whoever names a file does not mean another method.
     """
-    groups = {"features": config.features, "matcher": config.matcher, "retrieval": config.retrieval}
-    used = {n: _models_of(group) for n, group in groups.items() if n != "retrieval" or config.loops.enabled}
+    groups, used = _groups(config), used_models(config)
     for model in (m for models in used.values() for m in models):
         if Path(model).suffix in SUFFIXES:
             locate(model, config.runtime.precision)
@@ -47,6 +46,16 @@ def available(config: Config) -> tuple[Config, str]:
         "(models.if_missing: error makes this an error)"
     )
     return Config.from_flat(values, base=config), text
+
+
+def used_models(config: Config) -> dict[str, list[str]]:
+    """Models that a front-end of a configuration opens, by the group that names them."""
+    groups = _groups(config).items()
+    return {name: _models_of(group) for name, group in groups if name != "retrieval" or config.loops.enabled}
+
+
+def _groups(config: Config) -> dict:
+    return {"features": config.features, "matcher": config.matcher, "retrieval": config.retrieval}
 
 
 def _models_of(group) -> list[str]:

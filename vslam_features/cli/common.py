@@ -8,19 +8,24 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
-from ..camera import Camera
 from ..config import Config, Parameter, parameters
 from ..errors import CameraError, ConfigError
 from ..parameter_file import read_parameters
 
+if TYPE_CHECKING:
+    from ..camera import Camera
+
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--config`` and ``--set``."""
+    """``--config``, which ROS calls a ``--params-file``, and ``--set``."""
     group = parser.add_argument_group("configuration")
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, plain or with ros__parameters")
+    group.add_argument(
+        "--config", "--params-file", type=Path, metavar="FILE", help="YAML file, plain or with ros__parameters"
+    )
     group.add_argument(
         "--set",
         action="append",
@@ -90,6 +95,8 @@ def add_camera_argument(parser: argparse.ArgumentParser) -> None:
 
 def read_camera(text: str | None, option: str = "--camera") -> Camera | tuple[float, float, float, float] | None:
     """A Camera from a calibration file, or (fx, fy, cx, cy) in pixels. Raises CameraError that names the ``option``."""
+    from ..camera import Camera  # needs OpenCV, without which doctor runs and says so
+
     if not text:
         return None
     if "," in text and not Path(text).exists():

@@ -16,7 +16,7 @@ import traceback
 from importlib.util import find_spec
 
 from .. import __version__
-from ..errors import VslamFeaturesError
+from ..errors import PluginError, VslamFeaturesError
 
 # In the order of the help text. Those that are not there (yet) are left out.
 COMMANDS = ("demo", "match", "replay", "map", "models", "doctor", "bench")
@@ -64,7 +64,11 @@ def build_parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         if find_spec(f"{__package__}.{name}") is None:
             continue
-        module = importlib.import_module(f"{__package__}.{name}")
+        try:
+            module = importlib.import_module(f"{__package__}.{name}")
+        except ImportError as error:  # of a library: doctor still runs, and says what to do
+            _add_broken(subparsers, name, error)
+            continue
         before = set(subparsers.choices)
         module.add_parser(subparsers)
         for added in set(subparsers.choices) - before:
@@ -74,6 +78,18 @@ def build_parser() -> argparse.ArgumentParser:
             )
             subparsers.choices[added].set_defaults(run=module.run)
     return parser
+
+
+def _add_broken(subparsers, name: str, error: ImportError) -> None:
+    """A command whose libraries cannot be imported: it says so when it is called, whatever its arguments are."""
+    reason = f"{name} cannot run: {error}; 'vslam-features doctor' says what to do"
+
+    def run(args) -> int:
+        raise PluginError(reason)
+
+    parser = subparsers.add_parser(name, help="cannot run: a library is missing, see doctor", add_help=False)
+    parser.add_argument("anything", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
 
 
 def _fail(text: str, code: int, debug: bool) -> int:
