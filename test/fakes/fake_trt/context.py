@@ -30,9 +30,13 @@ class IOutputAllocator(metaclass=Checked):
 
 
 class IExecutionContext:
-    """What runs an engine. One thread at a time may use it."""
+    """What runs an engine. One thread at a time may use it.
 
-    def __init__(self, engine):
+    ``managed``: whoever asked for it gives the memory of its activations, by ``set_device_memory``.
+    """
+
+    def __init__(self, engine, managed=False):
+        self._managed, self._memory, self._changes = managed, None, 0
         self.name, self._engine, self._profile = "", engine, 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
@@ -54,6 +58,16 @@ class IExecutionContext:
             self._shapes.clear()
             return True
 
+    def set_device_memory(self, memory, size):
+        """Tells only the log where it is too small, as the real one."""
+        address, size = integer(memory), integer(size)
+        with self._use("setDeviceMemoryV2"):
+            if not self._managed or size < self._engine.device_memory_size_v2:
+                error(f"IExecutionContext::setDeviceMemoryV2: Error Code 3: API Usage Error ({size} bytes)")
+                return
+            self._memory = (address, size)
+            self._changes += 1
+
     def set_input_shape(self, name, shape):
         """False, with the reason in the log, for a shape outside of the profile."""
         if not isinstance(shape, (tuple, list, Dims)):
@@ -65,6 +79,7 @@ class IExecutionContext:
             if reason:
                 error(f"IExecutionContext::setInputShape: Error Code 3: API Usage Error ({reason})")
                 return False
+            self._changes += self._shapes.get(name) != shape
             self._shapes[name] = shape
             return True
 
@@ -95,6 +110,7 @@ class IExecutionContext:
             if FAULTS.hit("set_tensor_address") or not self._tensor(text(name), self._all()):
                 error(f"IExecutionContext::setTensorAddress: Error Code 3: API Usage Error ({name})")
                 return False
+            self._changes += self._addresses.get(name) != address
             self._addresses[name] = address
             return True
 
@@ -144,12 +160,15 @@ class IExecutionContext:
                 return False
             run.addresses[each.name] = address
             allocator.notify_shape(each.name, Dims(shape))
+        run.captured = stream.capture is not None
         stream.add(run)
         self._flushed = None if stream.capture else dict(self._shapes)
         return True
 
     def _not_ready(self, stream: Stream) -> str:
         missing = self._unspecified()
+        if self._managed and not self._memory:
+            return "no device memory was set, and none is the context's own"
         if missing:
             return f"inputs without a shape: {', '.join(missing)}"
         for each in self._all():
@@ -203,7 +222,7 @@ class IExecutionContext:
         return self._predict()[output.name]
 
     def _predict(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the outputs for the shapes of the inputs: what a run on ones gives; those that depend on data vary."""
+        """Shapes of the outputs for the shapes of the inputs: what a run on ones gives."""
         values = tuple((e.name, tuple(self._host_values(e))) for e in self._engine._inputs if e.is_shape)
         key = (tuple(sorted(self._shapes.items())), values)
         if key not in self._predicted:
@@ -258,6 +277,7 @@ class _Run:
         self._predicted = context._predict()
         self._values = {e.name: context._host_values(e) for e in self._engine._inputs if e.is_shape}
         self._results: dict[str, np.ndarray] | None = None
+        self._memory, self._changes, self.captured = context._memory, context._changes, False
 
     def compute(self) -> None:
         """Results of the inputs that are in memory now."""
@@ -279,8 +299,13 @@ class _Run:
         return self._predicted[output.name] if self._results is None else self._results[output.name].shape
 
     def __call__(self) -> None:
-        if self._context() is None:
+        context = self._context()
+        if context is None:
             raise misuse("work of an execution context that was destroyed before the work was done")
+        if self.captured and context._changes != self._changes:
+            raise misuse("a graph whose context was changed after the capture: what it does is undefined")
+        if self._memory:
+            MEMORY.device_bytes(*self._memory, "activations")[:] = 0xAC
         fresh = self._results is None
         if fresh:
             self.compute()

@@ -119,10 +119,10 @@ class ICudaEngine:
         if FAULTS.hit("create_execution_context"):
             error("ICudaEngine::createExecutionContext: Error Code 2: OutOfMemory (Requested size was too large)")
             return None
-        return IExecutionContext(self)
+        return IExecutionContext(self, strategy == ExecutionContextAllocationStrategy.USER_MANAGED)
 
     def create_execution_context_without_device_memory(self):
-        return IExecutionContext(self)
+        return IExecutionContext(self, managed=True)
 
     if versions.ELEVEN:
         del create_execution_context_without_device_memory
