@@ -22,6 +22,7 @@ from .stop_check import check_stops
 
 GATE_VERSION = 2  # of cases, measures and limits; records of another are not used
 LIMIT_S = 120.0
+REFERENCE_NAN = "the reference returned NaN"
 Run = Callable[[Tensors], Tensors]
 
 
@@ -96,6 +97,10 @@ class ParityReport:
                 "reference": self.reference,
                 "passed": self.passed,
                 "reasons": list(self.reasons),
+                "ran": self.ran,
+                "compared_with": self.compared_with,
+                "record": self.record,
+                "objection": self.objection,
                 "seconds": round(self.seconds, 3),
                 "limits": asdict(self.limits),
                 "pairs": [_row_dict(row) for row in self.rows],
@@ -185,7 +190,7 @@ def _expected(case: Case, reference_run: Run | None) -> tuple[Sequence[Tensors] 
         expected = [_copied(reference_run(inputs)) for inputs in case.runs]
     except VslamFeaturesError as error:
         return None, f"the reference failed: {_line(error)}"
-    return (None, "the reference returned NaN") if any(map(non_finite, expected)) else (expected, "")
+    return (None, REFERENCE_NAN) if any(map(non_finite, expected)) else (expected, "")
 
 
 def _grouped(rows: list[Row]) -> list[str]:

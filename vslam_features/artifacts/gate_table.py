@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 from .comparison import Comparison
-from .gate import ParityReport, Row
+from .gate import REFERENCE_NAN, ParityReport, Row
 
 WIDTH = 120
 
@@ -42,8 +43,8 @@ def table(report: ParityReport) -> str:
     ]
     limits = report.limits
     precision = f"{report.precision} emulated" if report.emulated else report.precision
-    title = f"{report.name} ({report.role}, {precision}) against {_REFERENCES[report.reference]}"
-    lines = [f"{title}; counts are reference / model", ""]
+    title = f"{report.name} ({report.role}, {precision}) against {_reference(report)}"
+    lines = [_cut(title, WIDTH - 32) + "; counts are reference / model", ""]
     lines += _aligned([head, *rows])
     if report.tensors:
         head = ["tensor", "rel. RMS", "max error", "cosine", "worst pair", ""]
@@ -52,6 +53,8 @@ def table(report: ParityReport) -> str:
             for t in report.tensors
         ]
         lines += ["", *_aligned([head, *figures])]
+    if report.role == "matcher" and report.rows:
+        lines += ["", *_engine_lines(engine_rows(report))]
     others = f"agreement {limits.agreement:.0%}, match counts {limits.counts:.0%}"
     lines += ["", f"limits: RMS {limits.rms:.1%}, {f'cosine {limits.cosine}' if report.role == 'global' else others}"]
     zero = sum(row.comparison is not None and row.comparison.zero for row in report.rows)
@@ -60,10 +63,49 @@ def table(report: ParityReport) -> str:
     verdict = f"{'PASSED' if report.passed else 'FAILED'} in {report.seconds:.1f} s: NaN on {nan} of {done} pairs"
     lines.append(verdict if report.role == "global" else f"{verdict}, no match on {zero} of {done}")
     lines += [_cut(f"  - {reason}", WIDTH) for reason in report.reasons]
+    if report.objection:
+        lines.append(_cut(f"  - and yet it is refused: it {report.objection}", WIDTH))
     return "\n".join(lines)
 
 
-_REFERENCES = {"golden": "its golden outputs", "session": "its reference"}
+def engine_rows(report: ParityReport) -> list[dict]:
+    """A matcher's reference and the matcher itself, each in one row as TinyNav's pull request 261 compares engines.
+
+    ``engine``; ``nan`` and ``zero_matches``: [pairs, of how many]; ``matches``: of each pair, None where it told none.
+    """
+    done, compared = len(report.rows), [row.comparison for row in report.rows]
+    counts = [(None, None) if c is None or c.matches is None else c.matches for c in compared]
+    wrong = sum(row.note == REFERENCE_NAN for row in report.rows), sum(row.nan > 0 for row in report.rows)
+    zero = sum(e == 0 for e, _ in counts), sum(c is not None and c.zero for c in compared)
+    names = _reference(report).removeprefix("its "), report.ran or report.name
+    return [
+        {
+            "engine": names[i],
+            "nan": [wrong[i], done],
+            "zero_matches": [zero[i], done],
+            "matches": [pair[i] for pair in counts],
+        }
+        for i in (0, 1)
+    ]
+
+
+def _engine_lines(rows: list[dict]) -> list[str]:
+    cells = [["engine", "NaN", "zero-match pairs"]]
+    cells += [[r["engine"], "{}/{}".format(*r["nan"]), "{}/{}".format(*r["zero_matches"])] for r in rows]
+    columns = _aligned([[*line, ""] for line in cells], 48)
+    width = max(map(len, columns))
+    head = f"{columns[0].ljust(width)}  matches a pair"
+    lines = [head, "-" * len(head)]
+    for text, row in zip(columns[2:], rows):
+        told = ", ".join("-" if n is None else str(n) for n in row["matches"])
+        parts = textwrap.wrap(told, WIDTH - width - 2) or ["-"]
+        lines += [f"{text.ljust(width)}  {parts[0]}", *(f"{'':{width}}  {part}" for part in parts[1:])]
+    return lines
+
+
+def _reference(report: ParityReport) -> str:
+    first, joined = ("its golden outputs", " and ") if report.reference == "golden" else ("its reference", " ")
+    return joined.join(filter(None, (first, report.compared_with)))
 
 
 def _result(row: Row) -> str:
@@ -84,9 +126,9 @@ def _share(value) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _aligned(rows: list[list[str]], widest: int = 32) -> list[str]:
     """Columns two spaces apart: the first and the last to the left, the others to the right."""
-    rows = [[_cut(cell, 32) for cell in row] for row in rows]
+    rows = [[_cut(cell, widest) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     last = len(widths) - 1
     lines = [

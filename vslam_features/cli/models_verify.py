@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Compare, print the table, exit 1 on failure."""
-    from ..artifacts.gate_table import table
+    from ..artifacts.gate_table import engine_rows, table
 
     config, _ = load_config(args)
     if args.precision:
@@ -39,10 +39,11 @@ def run(args) -> int:
     inputs, notes = _saved(args.inputs, args.model, config) if args.inputs else ([], [])
     report = verify(args.model, config, args.reference, args.images, inputs)
     if args.json:
-        print(json.dumps({**report.to_dict(), "recorded": notes}, allow_nan=False))
+        engines = engine_rows(report) if report.role == "matcher" else []
+        print(json.dumps({**report.to_dict(), "engines": engines, "recorded": notes}, allow_nan=False))
     else:
-        print("\n".join([*notes, table(report)]))
-    return 0 if report.passed else 1
+        print("\n".join([*notes, table(report), f"record: {report.record}"]))
+    return 0 if report.passed and not report.objection else 1
 
 
 def verify(model: str, config: Config, reference: str = "", images=(), inputs=()):

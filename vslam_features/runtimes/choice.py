@@ -19,6 +19,5 @@ def runtime_of(path: Path, config: RuntimeConfig) -> tuple[str, dict, LoadReques
     if path.suffix == ".engine" and inner != "tensorrt":
         name, options = ("fake", {**options, "inner": "tensorrt"}) if name == "fake" else ("tensorrt", {})
         kind, _, number = device.partition(":")
-        on_gpu = kind in ("cuda", "tensorrt") and number
-        device = f"cuda:{number}" if on_gpu else "cuda"
+        device = f"cuda:{number}" if number and kind in ("cuda", "gpu", "tensorrt") else "cuda"
     return name, options, LoadRequest(device, config.strict, config.threads)
