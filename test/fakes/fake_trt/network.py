@@ -10,7 +10,7 @@ from .logger import error
 
 _KINDS = {
     "MATRIX_MULTIPLY": "MatMul Gemm",
-    "SOFTMAX": "Softmax",
+    "SOFTMAX": "Softmax LogSoftmax",
     "CAST": "Cast",
     "CONVOLUTION": "Conv",
     "DECONVOLUTION": "ConvTranspose",
