@@ -7,6 +7,7 @@ JSON text that says what the pair is and whose features it holds.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from .. import __version__
 from ..errors import DataError, IdentityError
 from ..types import ModelIdentity
-from .cache import place
+from .cache import place, writing
 from .card import ModelCard
 from .npz import npz_bytes, read_arrays
 
@@ -24,6 +25,7 @@ KINDS = ("wide", "revisit", "control")
 """Kinds of pairs, hardest first: neighbours far apart in view, a place that was come back to, adjacent keyframes."""
 
 FORMAT, SCHEMA = "matcher inputs", 1
+_NAME = re.compile(rf"({'|'.join(KINDS)})-\d{{5,}}-\d{{5,}}-[0-9a-f]{{8}}\.npz")
 _IDENTITY = [field.name for field in fields(ModelIdentity)]
 TENSORS = tuple(f"{name}{side}" for side in (0, 1) for name in ("keypoints", "descriptors", "image_size"))
 
@@ -140,13 +142,25 @@ def pairs_in(folder: Path) -> dict[Path, SavedPair]:
     return {path: pair for path, pair in found.items() if pair is not None}
 
 
-def require_same_features(folder: Path, features: ModelIdentity) -> None:
-    """Raises IdentityError, naming both, where a folder has pairs of other features: no matcher takes all of them."""
+def remove_others(folder: Path, kept: set[Path]) -> None:
+    """Remove the saved pairs of a folder, known by their names as they may be damaged, but those that are to stay."""
+    for path in sorted(Path(folder).glob("*.npz")):
+        if _NAME.fullmatch(path.name) and path not in kept:
+            with writing(path.parent):
+                path.unlink(missing_ok=True)
+
+
+def require_same_features(folder: Path, name: str, features: ModelIdentity | None = None) -> None:
+    """Raises IdentityError, naming both, where a folder has pairs of other features: no matcher takes all of them.
+
+    Args:
+        name: of the features; empty: not known yet. features: all of their identity, where it is known.
+    """
     for path, pair in pairs_in(folder).items():
-        if pair.features != features:
+        if (name and pair.features.name != name) or (features and pair.features != features):
             raise IdentityError(
-                f"{path}: is of {pair.features}, the new pairs are of {features}: name another folder, or replace "
-                "what is there with --force"
+                f"{path}: is of {pair.features}, the new pairs are of {features or name}: name another folder, or "
+                "replace what is there with --force"
             )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, PluginError
-from . import model_export, model_patch, models_gain, models_show, models_verify
+from . import model_build, model_export, model_patch, models_collect, models_gain, models_show, models_verify
 
 _EXAMPLES = """examples:
   vslam-features models fetch default          the models of the default configuration
@@ -22,7 +22,7 @@ def add_parser(subparsers) -> None:
     """Register the command and its verbs."""
     parser = subparsers.add_parser(
         "models",
-        help="learned models: list, fetch, build, export, patch, info, verify, gain",
+        help="learned models: list, fetch, build, export, patch, info, verify, gain, collect",
         description="Learned models: their weights are fetched, made into model files, and compared with a reference.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,12 +42,7 @@ def add_parser(subparsers) -> None:
     verb.add_argument("--offline", action="store_true", help="use what is on this machine only")
     verb.add_argument("--force", action="store_true", help="build again, also where the model file is there")
 
-    verb = _verb(
-        verbs, "build", "build the model file from weights that were fetched", "vslam-features models build xfeat"
-    )
-    verb.add_argument("names", nargs="+", metavar="NAME", help="as of fetch")
-    _precision(verb)
-
+    model_build.add_arguments(_verb(verbs, "build", model_build.HELP, model_build.EXAMPLE))
     model_export.add_arguments(_verb(verbs, "export", model_export.HELP, model_export.EXAMPLE))
     model_patch.add_arguments(_verb(verbs, "patch", model_patch.HELP, model_patch.EXAMPLE))
 
@@ -60,6 +55,8 @@ def add_parser(subparsers) -> None:
     models_verify.add_arguments(_verb(verbs, "verify", models_verify.HELP, models_verify.EXAMPLE))
 
     models_gain.add_arguments(_verb(verbs, "gain", models_gain.HELP, models_gain.EXAMPLE))
+
+    models_collect.add_arguments(_verb(verbs, "collect", models_collect.HELP, models_collect.EXAMPLE))
 
 
 def _verb(verbs, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -89,6 +86,7 @@ def run(args) -> int:
         "info": models_show.info,
         "verify": models_verify.run,
         "gain": models_gain.run,
+        "collect": models_collect.run,
     }
     return verbs[args.verb](args)
 
@@ -127,7 +125,10 @@ def _fetch(args) -> int:
 def _build(args) -> int:
     from ..artifacts.sources import fetch_weights
 
-    precisions = dict.fromkeys(("fp32", args.precision))  # as of fetch
+    if args.runtime:
+        return model_build.run(args)
+    model_build.require_no_engine_options(args)
+    precisions = dict.fromkeys(("fp32", args.precision or "fp32"))  # as of fetch
     made = [_make(e, fetch_weights(e, offline=True), p, True) for e in _chosen(args.names) for p in precisions]
     return int(any(made))
 

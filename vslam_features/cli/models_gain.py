@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from ..config import Config
-from ..errors import ConfigError, ModelFileError, PluginError
-from .common import add_camera_argument, add_config_arguments, count, load_config, output_folder, read_camera
+from ..errors import ConfigError, ModelFileError
+from .common import add_camera_argument, add_config_arguments, count, output_folder, read_camera
+from .matcher_config import config_of_matcher
 from .progress import ProgressBar
 
 HELP = "what stopping early gains and loses: pairs stopped, pairs lost, time, for several decays and thresholds"
@@ -107,35 +108,10 @@ def run(args) -> int:
 
 def _config(args) -> Config:
     """The configuration with the plug-ins that suit the model. Raises ConfigError, ModelError."""
-    from .. import registry
-    from ..artifacts.card import read_card
-    from ..artifacts.store import locate
-
     chosen = {"features.name": args.features, "matcher.name": args.matcher}
     args.set[:0] = [f"{name}={value}" for name, value in chosen.items() if value]  # options are those of the chosen
-    config, given = load_config(args)
-    if args.model:
-        wanted = read_card(locate(args.model, config.runtime.precision)).features_model
-        made = [name for name in registry.names("features") if _features_model(name) == wanted]
-        if made and "features.name" not in given and _features_model(config.features.name) != wanted:
-            suits = {"features.name": made[0], "matcher.name": registry.get("features", made[0]).default_matcher}
-            args.set[:0] = [f"{name}={value}" for name, value in suits.items() if name not in given]
-            config, _ = load_config(args)
-        if "model" not in config.matcher.options:
-            raise PluginError(
-                f"{args.model}: matcher '{config.matcher.name}' runs no model: name the plug-in that does with "
-                "--matcher, such as lighterglue"
-            )
-        config = Config.from_flat({"matcher.options.model": args.model}, base=config)
-    # Another method in the place of a missing model would be measured under its name.
-    return config.with_values(loops__enabled=False, models__if_missing="error")
-
-
-def _features_model(plugin: str) -> str:
-    """The name that cards of matchers call the features of a plug-in by."""
-    from .. import registry
-
-    return getattr(registry.get("features", plugin).Options(), "model", plugin)
+    config, _ = config_of_matcher(args, args.model)
+    return config.with_values(loops__enabled=False)
 
 
 def _open(args, config: Config, camera, stack: contextlib.ExitStack):
