@@ -13,7 +13,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-demo test-compat test-export test-export-flexglue test-export-others lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-demo test-compat test-export test-export-flexglue test-export-others test-released lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
+	@echo "make test-released  exports of the released sizes of MegaLoc and FlexGlue (not in CI)"
 	@echo "make colcon       colcon build, plain and with --symlink-install, in build/"
 	@echo "make clean        remove what the above made"
 
@@ -93,12 +94,16 @@ $(EXPORT)/.installed: Makefile setup.py
 # Two halves side by side; what has a node or compares times follows, by itself.
 OF_FLEXGLUE := $(wildcard test/export/test_*flexglue*.py) test/export/test_patch_tensorrt.py
 ALONE := test/export/test_megaloc_node.py test/export/test_learned_accuracy.py test/export/test_benchmarks.py
-IN_EXPORT := $(EXPORT)/bin/python -m pytest -p no:cacheprovider
+IN_EXPORT := $(EXPORT)/bin/python -m pytest -p no:cacheprovider -m "not released"
 
 test-export: $(EXPORT)/.installed
 	$(EXPORT)/bin/python -m vslam_features models fetch all
 	$(MAKE) --jobs 2 --output-sync=target test-export-flexglue test-export-others
 	$(IN_EXPORT) $(ALONE)
+
+# Exports of the released sizes of MegaLoc and FlexGlue, of random weights: 5 GB of memory, 7 GB of disk, ten minutes.
+test-released: $(EXPORT)/.installed
+	$(EXPORT)/bin/python -m pytest -p no:cacheprovider -m released test/export
 
 test-export-flexglue:
 	$(IN_EXPORT) $(OF_FLEXGLUE)

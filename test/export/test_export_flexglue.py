@@ -311,7 +311,7 @@ def test_a_fault_is_found_and_leaves_the_files_that_were_there(fault, graphs, ne
 # -- the released size ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.released
 @pytest.mark.timeout(1500)
 def test_the_released_size(tmp_path):
     """Random weights of the released dimensions, all six files: time and memory of a process."""

@@ -411,7 +411,7 @@ def test_what_cannot_be_exported_is_a_typed_error(tmp_path, monkeypatch):
 # -- the released size ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.released
 @pytest.mark.timeout(900)
 def test_the_released_size(tmp_path):
     """Random weights of the released size: the graph, the files, the figures, time and memory of the process."""
