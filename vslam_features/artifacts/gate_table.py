@@ -9,6 +9,7 @@ from .comparison import Comparison
 from .gate import REFERENCE_NAN, ParityReport, Row
 
 WIDTH = 120
+_WIDEST_ENGINE = 60
 
 _COLUMNS: dict[str, list[tuple[str, Callable[[Comparison], str]]]] = {
     "features": [
@@ -92,7 +93,7 @@ def engine_rows(report: ParityReport) -> list[dict]:
 def _engine_lines(rows: list[dict]) -> list[str]:
     cells = [["engine", "NaN", "zero-match pairs"]]
     cells += [[r["engine"], "{}/{}".format(*r["nan"]), "{}/{}".format(*r["zero_matches"])] for r in rows]
-    columns = _aligned([[*line, ""] for line in cells], 48)
+    columns = _aligned([[*line, ""] for line in cells], _WIDEST_ENGINE)
     width = max(map(len, columns))
     head = f"{columns[0].ljust(width)}  matches a pair"
     lines = [head, "-" * len(head)]

@@ -74,7 +74,7 @@ def info(args) -> int:
     path = locate(args.model, args.precision)
     facts = {"file": str(path), "kind": str(identify(path)), "megabytes": round(path.stat().st_size / 1e6, 2)}
     facts["sha256"] = content_sha256(path)
-    session, tensors = _tensors(path)
+    session, tensors = (None, _engine(path)) if path.suffix == ".engine" else _tensors(path)
     proposed = ""
     try:
         card = read_card(path)
@@ -101,6 +101,16 @@ def info(args) -> int:
             "\nNo card can be proposed: no input is an image, and no two are keypoints (docs/models.md has the fields)"
         )
     return 0
+
+
+def _engine(path: Path) -> dict:
+    """What an engine says of its making: on no other machine can it be loaded to be asked."""
+    from ..runtimes.engine_file import read_header
+
+    try:
+        return {"engine": dataclasses.asdict(read_header(path).facts)}
+    except ModelError as error:
+        return {"engine": str(error)}
 
 
 def _tensors(path: Path):
