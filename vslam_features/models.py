@@ -196,9 +196,12 @@ class Models:
         """The same of a model that is to run. Raises ParityError where it failed."""
         name, record = file.card.name, self._found(file, session, reference)
         if not record.passed:
+            shown = file.path if file.path.suffix == ".engine" else name
+            shown = f"{shown} --reference {reference.file.path} --inputs THEM" if record.saved else shown
             text = (
-                f"{name} on {session.active} does not compute what its reference computes: "
-                f"{'; '.join(record.reasons[:3])}; 'vslam-features models verify {name}' shows the table; "
+                f"{name} on {session.active} does not compute what its reference computes"
+                f"{f' on saved pairs ({record.time[:10]})' if record.saved else ''}: "
+                f"{'; '.join(record.reasons[:3])}; 'vslam-features models verify {shown}' shows the table; "
                 "choose another runtime or precision"
             )
             if not self.config.models.allow_unverified:
