@@ -387,40 +387,7 @@ def test_several_image_topics_are_listed(tmp_path, capsys):
     assert code == 1 and "--image-topic" in err and "/b/image" in err and not (tmp_path / "o").exists()
 
 
-# -- doctor and the rest -----------------------------------------------------------------------------
-
-
-def test_doctor(capsys):
-    code, r = run_json(capsys, "doctor", "--json")
-    states = {c["state"] for c in r["checks"]}
-    assert states <= {"OK", "WARN", "FAIL"} and code == (r["state"] == "FAIL")
-    names = {c["name"]: c for c in r["checks"]}
-    assert {"python", "numpy", "opencv", "poselib", "codebooks", "self test", "state", "machine"} <= set(names)
-    assert names["self test"]["state"] == "OK" and names["codebooks"]["state"] == "OK"
-    assert all(c["fix"] for c in r["checks"] if c["state"] != "OK")
-
-
-def test_doctor_fails_where_it_must(capsys, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VSLAM_FEATURES_STATE", str(tmp_path / "file"))
-    assert main(["doctor"]) == 1
-    assert "VSLAM_FEATURES_STATE" in capsys.readouterr().out
-
-
-def test_doctor_only_warns_where_rosbags_is_missing(monkeypatch):
-    from vslam_features.cli import doctor
-
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    (check,) = doctor._rosbags()
-    assert check.state == "WARN" and "pip install rosbags" in check.fix
-
-
-def test_doctor_survives_a_broken_check(capsys, monkeypatch):
-    from vslam_features.cli import doctor
-
-    monkeypatch.setitem(doctor._CHECKS, "numpy", lambda: 1 / 0)
-    assert main(["doctor"]) == 1
-    assert "ZeroDivisionError" in capsys.readouterr().out
+# -- the rest -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["", "match", "replay", "doctor"])
