@@ -29,8 +29,12 @@ class FakeMachine:
         forget_modules()
 
     def use(self, **settings: str) -> None:
-        """Become another machine: ``tensorrt="11.4.0.106"``, ``gpu="NVIDIA RTX 3060;8.6;12.8"`` (``""``: none), ``cuda``,
-        ``cuda_python``, ``faults`` (JSON): the variables ``VSLAM_FAKE_...``. Modules are imported anew."""
+        """Become another machine, whose modules are imported anew.
+
+        Args:
+            settings: the variables ``VSLAM_FAKE_...``: ``tensorrt="11.4.0.106"``, ``gpu="NVIDIA RTX 3060;8.6;12.8"``
+                (``""``: none), ``cuda``, ``cuda_python``, ``faults`` (JSON).
+        """
         for name, value in settings.items():
             self._patch.setenv(f"VSLAM_FAKE_{name.upper()}", value)
         forget_modules()

@@ -13,7 +13,6 @@ from .enums import (
     BuilderFlag,
     HardwareCompatibilityLevel,
     MemoryPoolType,
-    NetworkDefinitionCreationFlag,
     ProfilingVerbosity,
 )
 from .host_memory import host_memory
@@ -213,6 +212,3 @@ def _flag(flag) -> int:
 
 def _null(call: str) -> None:
     error(f"{call}: Error Code 2: OutOfMemory (ordered fault)")
-
-
-__all__ = ["Builder", "IBuilderConfig", "NetworkDefinitionCreationFlag"]

@@ -1,10 +1,9 @@
-"""IExecutionContext and IOutputAllocator."""
+"""IExecutionContext."""
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,20 +12,12 @@ from fake_gpu.faults import FAULTS, misuse
 from fake_gpu.memory import MEMORY
 from fake_gpu.streams import DEFAULT, STREAMS, Stream
 
+from .allocator import IOutputAllocator, allocate, notify
 from .dims import NUMPY, Dims, integer, text, volume
 from .graph_facts import Tensor
-from .logger import Checked, error
+from .logger import error, warn
 from .objects import alive
-from .spoil import spoil
-
-_ALIGNMENT = 256
-
-
-class IOutputAllocator(metaclass=Checked):
-    """To be derived from: ``reallocate_output_async`` or ``reallocate_output``, and ``notify_shape``."""
-
-    def __init__(self):
-        self._constructed = True
+from .run import Run
 
 
 class IExecutionContext:
@@ -35,7 +26,7 @@ class IExecutionContext:
     ``managed``: whoever asked for it gives the memory of its activations, by ``set_device_memory``.
     """
 
-    def __init__(self, engine, managed=False):
+    def __init__(self, engine, managed: bool):
         self._managed, self._memory, self._changes = managed, None, 0
         self.name, self._engine, self._profile = "", engine, 0
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -52,21 +43,25 @@ class IExecutionContext:
     def set_optimization_profile_async(self, profile_index, stream_handle):
         with self._use("setOptimizationProfileAsync"):
             if not 0 <= integer(profile_index) < len(self._engine._profiles):
-                error("IExecutionContext::setOptimizationProfileAsync: Error Code 3: API Usage Error (no such profile)")
-                return False
+                raise RuntimeError("Error in set optimization profile async.")
             self._profile = profile_index
             self._shapes.clear()
+            self._changes += 1
             return True
 
     def set_device_memory(self, memory, size):
-        """Tells only the log where it is too small, as the real one."""
+        """Memory of the caller for the activations; where it is refused, only the log tells, as in the real one."""
         address, size = integer(memory), integer(size)
         with self._use("setDeviceMemoryV2"):
-            if not self._managed or size < self._engine.device_memory_size_v2:
-                error(f"IExecutionContext::setDeviceMemoryV2: Error Code 3: API Usage Error ({size} bytes)")
+            small = size < self._engine.device_memory_size_v2
+            if FAULTS.hit("set_device_memory") or not self._managed or address % 256 or small:
+                error(f"IExecutionContext::setDeviceMemoryV2: Error Code 3: API Usage Error ({size} at {address:#x})")
                 return
+            self._changes += self._memory != (address, size)
             self._memory = (address, size)
-            self._changes += 1
+
+    def update_device_memory_size_for_shapes(self):
+        return self._engine.device_memory_size_v2
 
     def set_input_shape(self, name, shape):
         """False, with the reason in the log, for a shape outside of the profile."""
@@ -98,7 +93,8 @@ class IExecutionContext:
         """Names of inputs that are not specified; RuntimeError where the shapes do not go together."""
         with self._use("inferShapes"):
             if FAULTS.hit("infer_shapes"):
-                raise RuntimeError("inferShapes failed: ordered fault")
+                error("IExecutionContext::inferShapes: Error Code 7: Internal Error (ordered fault)")
+                raise RuntimeError("infer_shapes error code: -1")
             missing = self._unspecified()
             if not missing:
                 self._predict()
@@ -134,6 +130,8 @@ class IExecutionContext:
         """Put the work on the stream; False where something is missing, with the reason in the log."""
         stream = self._stream(integer(stream_handle))
         with self._use("enqueueV3"):
+            if stream is DEFAULT:
+                warn("Using default stream in enqueueV3() may lead to performance issues.")
             time.sleep(0.0005 if threading.active_count() > 1 else 0)  # long enough to be met by another thread
             reason = "ordered fault" if FAULTS.hit("execute_async_v3") else self._not_ready(stream)
             if reason:
@@ -144,7 +142,7 @@ class IExecutionContext:
             return self._enqueue(stream)
 
     def _enqueue(self, stream: Stream) -> bool:
-        run = _Run(self)
+        run = Run(self)
         if any(each.data_dependent for each in self._engine._outputs):
             stream.drain()  # the library waits itself, for it has to know the sizes
             run.compute()
@@ -154,12 +152,12 @@ class IExecutionContext:
                 continue
             shape = run.shape(each)
             size = max(volume(shape) * NUMPY[each.dtype]().itemsize, 1)
-            address = _allocate(allocator, each.name, self._addresses.get(each.name, 0), size, stream.handle)
+            address = allocate(allocator, each.name, self._addresses.get(each.name, 0), size, stream.handle)
             if not address:
                 error(f"IExecutionContext::enqueueV3: Error Code 2: OutOfMemory (no memory for output {each.name})")
                 return False
             run.addresses[each.name] = address
-            allocator.notify_shape(each.name, Dims(shape))
+            notify(allocator, each.name, shape)
         run.captured = stream.capture is not None
         stream.add(run)
         self._flushed = None if stream.capture else dict(self._shapes)
@@ -235,7 +233,8 @@ class IExecutionContext:
             try:
                 results = self._engine._session.run(None, feed)
             except Exception as failure:  # onnxruntime raises kinds of its own
-                raise RuntimeError(f"inferShapes failed: {failure}") from failure
+                error(f"IExecutionContext::inferShapes: Error Code 7: Internal Error ({failure})")
+                raise RuntimeError("infer_shapes error code: -1") from failure
             names = [each.name for each in self._engine._outputs]
             self._predicted[key] = {name: result.shape for name, result in zip(names, results)}
         return self._predicted[key]
@@ -265,61 +264,3 @@ class IExecutionContext:
             yield
         finally:
             self._user = before
-
-
-class _Run:
-    """One piece of work: the addresses and shapes are those of the moment at which it was put on the stream."""
-
-    def __init__(self, context: IExecutionContext):
-        self._context, self._engine = weakref.ref(context), context._engine
-        self.addresses = dict(context._addresses)
-        self._shapes = {e.name: context._shapes.get(e.name, tuple(e.shape)) for e in self._engine._inputs}
-        self._predicted = context._predict()
-        self._values = {e.name: context._host_values(e) for e in self._engine._inputs if e.is_shape}
-        self._results: dict[str, np.ndarray] | None = None
-        self._memory, self._changes, self.captured = context._memory, context._changes, False
-
-    def compute(self) -> None:
-        """Results of the inputs that are in memory now."""
-        feed = {}
-        for each in self._engine._inputs:
-            kind, shape = NUMPY[each.dtype], self._shapes[each.name]
-            if each.is_shape:
-                feed[each.name] = np.array(self._values[each.name], kind).reshape(shape)
-                continue
-            size = volume(shape) * kind().itemsize
-            raw = MEMORY.device_bytes(self.addresses[each.name], size, f"input {each.name}") if size else b""
-            feed[each.name] = np.frombuffer(bytes(raw), kind).reshape(shape)
-        names = [each.name for each in self._engine._outputs]
-        results = dict(zip(names, self._engine._session.run(None, feed)))
-        self._results = spoil(self._engine._key, feed, results)
-
-    def shape(self, output: Tensor) -> tuple[int, ...]:
-        """Of a result; for one that depends on no data, without computing it."""
-        return self._predicted[output.name] if self._results is None else self._results[output.name].shape
-
-    def __call__(self) -> None:
-        context = self._context()
-        if context is None:
-            raise misuse("work of an execution context that was destroyed before the work was done")
-        if self.captured and context._changes != self._changes:
-            raise misuse("a graph whose context was changed after the capture: what it does is undefined")
-        if self._memory:
-            MEMORY.device_bytes(*self._memory, "activations")[:] = 0xAC
-        fresh = self._results is None
-        if fresh:
-            self.compute()
-        for each in self._engine._outputs:
-            result = np.ascontiguousarray(self._results[each.name])
-            if not each.data_dependent and result.shape != self._predicted[each.name]:
-                raise misuse(f"output {each.name}: shape {result.shape}, expected {self._predicted[each.name]}")
-            if result.nbytes:
-                at = MEMORY.device_bytes(self.addresses[each.name], result.nbytes, f"output {each.name}")
-                at[:] = np.frombuffer(result.tobytes(), np.uint8)
-        self._results = None
-
-
-def _allocate(allocator: IOutputAllocator, name: str, memory: int, size: int, stream: int) -> int:
-    if hasattr(allocator, "reallocate_output_async"):
-        return allocator.reallocate_output_async(name, memory, size, _ALIGNMENT, stream)
-    return allocator.reallocate_output(name, memory, size, _ALIGNMENT)

@@ -117,7 +117,7 @@ def _shape_inputs(nodes, inputs: set[str]) -> set[str]:
     """Inputs from which a shape is computed."""
     makers = {name: node for node in nodes for name in node.output}
     waiting, seen = [], set()
-    for node in _all_nodes(nodes):
+    for node in all_nodes(nodes):
         waiting += [node.input[i] for i in _SHAPE_OPERANDS.get(node.op_type, ()) if i < len(node.input)]
     while waiting:
         name = waiting.pop()
@@ -164,11 +164,12 @@ def _subgraphs(node) -> list:
     return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
-def _all_nodes(nodes):
+def all_nodes(nodes):
+    """Of a graph and the graphs in it."""
     for node in nodes:
         yield node
         for graph in _subgraphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def _unequal(node) -> bool:

@@ -10,8 +10,8 @@ from fake_gpu.faults import FAULTS
 from . import versions
 from .cpu_graph import for_cpu
 from .dims import text
-from .enums import ErrorCode, OnnxParserFlag
-from .graph_facts import facts
+from .enums import ErrorCode
+from .graph_facts import all_nodes, facts
 from .logger import error
 from .network import KINDS, INetworkDefinition
 
@@ -122,7 +122,7 @@ class OnnxParser:
                 node.name,
                 node.op_type,
             )
-            for i, node in enumerate(proto.graph.node)
+            for i, node in enumerate(all_nodes(proto.graph.node))
             if node.op_type not in KINDS or node.domain not in ("", "ai.onnx")
         ]
 
@@ -140,6 +140,3 @@ class OnnxParser:
         for each in errors:
             error(str(each))
         return False
-
-
-__all__ = ["ErrorCode", "OnnxParser", "OnnxParserFlag", "ParserError"]

@@ -15,20 +15,20 @@ class IOptimizationProfile:
         self._values: dict[str, list[tuple[int, ...]]] = {}
 
     def set_shape(self, input, min, opt, max):
-        """Raises ValueError where the three do not fit together."""
+        """Raises RuntimeError where the three do not fit together; the documentation says ValueError."""
         shapes = [tuple(Dims(each)) for each in (min, opt, max)]
-        if len({len(each) for each in shapes}) > 1 or not _ordered(shapes) or any(size < 0 for size in shapes[0]):
-            raise ValueError(f"Shape provided for min, opt and max of {text(input)} is inconsistent.")
+        _check(shapes, "Shape provided for {} is inconsistent with other shapes.")
+        if any(size < 0 for size in shapes[0]):
+            raise RuntimeError("Shape provided for min is inconsistent with other shapes.")
         self._shapes[text(input)] = shapes
 
     def get_shape(self, input):
         return [Dims(each) for each in self._shapes.get(text(input), [])]
 
     def set_shape_input(self, input, min, opt, max):
-        """Raises ValueError where the three do not fit together."""
+        """Raises RuntimeError where the three do not fit together."""
         values = [tuple(integer(value) for value in each) for each in (min, opt, max)]
-        if len({len(each) for each in values}) > 1 or not _ordered(values):
-            raise ValueError(f"Values provided for min, opt and max of {text(input)} are inconsistent.")
+        _check(values, "{} input provided for shape tensor is inconsistent with other inputs.")
         self._values[text(input)] = values
 
     def get_shape_input(self, input):
@@ -58,6 +58,8 @@ class IOptimizationProfile:
         return wrong
 
 
-def _ordered(three) -> bool:
+def _check(three: list[tuple[int, ...]], text: str) -> None:
     low, middle, high = three
-    return all(a <= b <= c for a, b, c in zip(low, middle, high))
+    for name, less, more in (("opt", low, middle), ("max", middle, high)):
+        if len(less) != len(more) or any(a > b for a, b in zip(less, more)):
+            raise RuntimeError(text.format(name))

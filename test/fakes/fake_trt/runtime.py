@@ -74,7 +74,9 @@ class ICudaEngine:
         return host_memory(self._plan)
 
     def __getitem__(self, index):
-        return self.get_tensor_name(index)
+        if not -self.num_io_tensors <= integer(index) < self.num_io_tensors:
+            raise IndexError("Out of bounds")
+        return self.get_tensor_name(index % self.num_io_tensors)
 
     def get_tensor_name(self, index):
         names = [each.name for each in [*self._inputs, *self._outputs]]
@@ -108,7 +110,10 @@ class ICudaEngine:
         return [Dims(each) for each in given or [found.shape] * 3] if found else []
 
     def get_tensor_profile_values(self, name, profile_index):
-        return [list(each) for each in self._profiles[integer(profile_index)]["values"].get(name, [])]
+        """The real binding has its two arguments the wrong way round: ``name`` is the number of the profile."""
+        if not self.is_shape_inference_io(profile_index):
+            raise RuntimeError("Binding index does not correspond to an input shape tensor.")
+        return [list(each) for each in self._profiles[integer(name)]["values"][profile_index]]
 
     def get_tensor_bytes_per_component(self, name):
         found = self._find(name, "getTensorBytesPerComponent")
@@ -116,16 +121,17 @@ class ICudaEngine:
 
     def create_execution_context(self, strategy=ExecutionContextAllocationStrategy.STATIC):
         """A context, or None where the GPU has no memory for it."""
+        if not isinstance(strategy, ExecutionContextAllocationStrategy):
+            raise TypeError("create_execution_context(): incompatible function arguments")
         if FAULTS.hit("create_execution_context"):
             error("ICudaEngine::createExecutionContext: Error Code 2: OutOfMemory (Requested size was too large)")
             return None
-        return IExecutionContext(self, strategy == ExecutionContextAllocationStrategy.USER_MANAGED)
+        return IExecutionContext(self, managed=strategy == ExecutionContextAllocationStrategy.USER_MANAGED)
 
-    def create_execution_context_without_device_memory(self):
-        return IExecutionContext(self, managed=True)
+    if not versions.ELEVEN:
 
-    if versions.ELEVEN:
-        del create_execution_context_without_device_memory
+        def create_execution_context_without_device_memory(self):
+            return self.create_execution_context(ExecutionContextAllocationStrategy.USER_MANAGED)
 
     def _find(self, name, call: str) -> Tensor | None:
         for each in [*self._inputs, *self._outputs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from fake_gpu.device import current, gpus
 
@@ -70,16 +71,21 @@ class Stopped(Exception):
 
 
 def report(monitor, phases: dict[str, int], parent: str = "Building engine") -> None:
-    """Go through all phases of a build. Raises Stopped."""
+    """Go through all phases of a build. Raises Stopped, also after an exception in the monitor, which is printed."""
     if monitor is None:
         return
-    monitor.phase_start(parent, None, len(phases))
     try:
+        monitor.phase_start(parent, None, len(phases))
         for done, (name, steps) in enumerate(phases.items()):
             monitor.phase_start(name, parent, steps)
             go_on = all(monitor.step_complete(name, step) for step in range(steps))
             monitor.phase_finish(name)
             if not go_on or not monitor.step_complete(parent, done):
                 raise Stopped
+    except Stopped:
+        raise
+    except Exception as failure:
+        print(f"[ERROR] Exception caught in step_complete(): {failure}", file=sys.stderr)
+        raise Stopped from failure
     finally:
         monitor.phase_finish(parent)

@@ -3,8 +3,9 @@
 What a version lacks is not here either: ``test/test_fake_tensorrt.py`` holds the names to those of the real libraries.
 """
 
+from fake_trt.allocator import IOutputAllocator
 from fake_trt.builder import Builder, IBuilderConfig
-from fake_trt.context import IExecutionContext, IOutputAllocator
+from fake_trt.context import IExecutionContext
 from fake_trt.dims import Dims, nptype, volume
 from fake_trt.enums import (
     BuilderFlag,
