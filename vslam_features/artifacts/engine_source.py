@@ -128,11 +128,12 @@ def _typing(model: str, precision: str, options: Mapping[str, object], able: Cap
         return "strong", strong  # refused, with the reason
     try:
         path = _onnx(model, precision)
-    except ModelMissingError as error:
+    except (ModelMissingError, ConfigError) as error:  # ConfigError: its name is none of the registry
         if not able.weakly_typed:
-            raise ModelMissingError(
+            raise type(error)(
                 f"{error}; TensorRT {able.version} builds strongly typed engines only, for which the file must be there"
             ) from error
+        _onnx(model, "fp32")
         return "weak", f"weakly typed, from the fp32 file: there is no {precision} file ({error})"
     if able.weakly_typed and (had := read_card(path).precision) not in _HALF:
         return "weak", f"weakly typed: {path.name} is {had}, and {precision} is asked for"

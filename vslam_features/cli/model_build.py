@@ -30,7 +30,7 @@ def add_arguments(verb) -> None:
         "--typing", choices=("auto", "strong", "weak"), help="who decides types: the file, or TensorRT (10.x)"
     )
     engine.add_argument(
-        "--dry-run", action="store_true", help="print the plan and the command of trtexec; no GPU needed"
+        "--dry-run", action="store_true", help="print plan and trtexec command; needs no GPU"
     )
     engine.add_argument("--assume-version", metavar="V", help="of TensorRT, with --dry-run where none is installed")
     engine.add_argument("--assume-gpu", metavar="'NAME C.C'", help="name and compute capability, e.g. 'Orin 8.7'")
@@ -206,8 +206,8 @@ def _known(target: Path) -> int:
 
     records = sorted(records_of(content_sha256(target)), key=lambda record: record.time)
     if records and not records[-1].passed:
-        print(f"error: {target} failed its comparison: {'; '.join(records[-1].reasons[:3])}; see 'vslam-features models "
-              f"verify {target}'", file=sys.stderr)  # fmt: skip
+        reasons = "; ".join(records[-1].reasons[:3])
+        _tell(f"error: {target} failed its comparison: {reasons}; see 'vslam-features models verify {target}'")
         return 1
     return 0
 
@@ -223,15 +223,15 @@ def _verify(name: str, target: Path, config: Config) -> int:
         print(f"error: {name}: {error}", file=sys.stderr)
         return 1
     if report.unfinished:
-        print(
-            f"error: {name}: {report.reasons[-1]}; the engine stays, and is compared at its first use", file=sys.stderr
-        )
+        _tell(f"error: {name}: {report.reasons[-1]}; the engine stays, and is compared at its first use")
         return 1
     outcome = "equals" if report.passed else "differs from"
     print(f"{name}: the engine {outcome} its reference on {len(report.rows)} pairs\n{table(report)}")
     if not report.passed:
-        print(f"error: {name}: {target} failed its comparison and is refused from now on (its record says so); choose "
-              "another precision, or runtime.options.typing", file=sys.stderr)  # fmt: skip
+        _tell(
+            f"error: {name}: {target} failed its comparison and is refused from now on (its record says so); choose "
+            "another precision, or runtime.options.typing"
+        )
     return 0 if report.passed else 1
 
 

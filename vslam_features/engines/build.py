@@ -41,9 +41,9 @@ def build(library: Library, cuda: Cuda, device: int, plan: BuildPlan, onnx: Path
 
 def _built(library: Library, builder, plan: BuildPlan, onnx: Path, timings: Path, steps: Steps) -> bytes:
     trt = library.module
-    network = builder.create_network(_bits(trt.NetworkDefinitionCreationFlag, plan.network_flags))
+    network = _made(library, builder.create_network, _bits(trt.NetworkDefinitionCreationFlag, plan.network_flags))
     _parse(library, network, onnx)
-    config = builder.create_builder_config()
+    config = _made(library, builder.create_builder_config)
     for flag in plan.flags:
         config.set_flag(getattr(trt.BuilderFlag, flag))
     for flag in plan.cleared:
@@ -54,22 +54,32 @@ def _built(library: Library, builder, plan: BuildPlan, onnx: Path, timings: Path
     if plan.layers:
         _constrain(trt, network, plan, onnx)
     if plan.profiles:
-        _add_profile(builder, config, network, plan, onnx)
+        _add_profile(library, builder, config, network, plan, onnx)
     timing_cache.attach(config, timings)
     monitor = _monitor(trt, steps) if library.capabilities.progress else None
     if monitor is not None:
         config.progress_monitor = monitor
     with library.listening() as said:
-        built = builder.build_serialized_network(network, config)
+        supported = builder.is_network_supported(network, config)
+        built = builder.build_serialized_network(network, config) if supported else None
     if isinstance(getattr(monitor, "stopped", None), BaseException):
         raise monitor.stopped
     if built is None:
         raise BackendError(
-            f"TensorRT {plan.version} built no engine from {onnx.name}: {words(said)}. Where memory ran out, free some, "
-            "or set runtime.options.workspace_mb or smaller runtime.options.shapes"
+            f"TensorRT {plan.version} built no engine from {onnx.name}: {words(said)}. Where memory ran out, free "
+            "some, or set runtime.options.workspace_mb or smaller runtime.options.shapes"
         )
     timing_cache.keep(config, timings)
     return bytes(built)
+
+
+def _made(library: Library, call: Callable, *args):
+    """What a method of the builder makes. Raises BackendError where that is nothing."""
+    with library.listening() as said:
+        found = call(*args)
+    if found is None:
+        raise BackendError(f"TensorRT {library.version}: {call.__name__} gave nothing: {words(said)}")
+    return found
 
 
 def _bits(flags, names) -> int:
@@ -82,7 +92,7 @@ def _parse(library: Library, network, onnx: Path) -> None:
         parsed = parser.parse_from_file(str(onnx))
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     if not parsed:
-        told = "; ".join(f"node {e.node()} {e.desc()}".strip() for e in errors[:4]) or words(said)
+        told = "; ".join(f"{e.node_operator()} '{e.node_name()}': {e.desc()}" for e in errors[:4]) or words(said)
         more = f"; and {len(errors) - 4} more" if len(errors) > 4 else ""
         raise ModelFileError(f"TensorRT {library.version} cannot parse {onnx.name}: {told}{more}")
 
@@ -106,9 +116,9 @@ def _constrain(trt, network, plan: BuildPlan, onnx: Path) -> None:
         )
 
 
-def _add_profile(builder, config, network, plan: BuildPlan, onnx: Path) -> None:
+def _add_profile(library: Library, builder, config, network, plan: BuildPlan, onnx: Path) -> None:
     inputs = {tensor.name: tensor for tensor in (network.get_input(i) for i in range(network.num_inputs))}
-    profile = builder.create_optimization_profile()
+    profile = _made(library, builder.create_optimization_profile)
     if missing := sorted(set(plan.profiles) - set(inputs)):
         raise ModelFileError(f"{onnx.name}: TensorRT sees no input '{missing[0]}', it has {', '.join(sorted(inputs))}")
     shapes = "; ".join(f"{name}: {p}" for name, p in plan.profiles.items())

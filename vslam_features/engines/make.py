@@ -47,7 +47,7 @@ def make(
     """Build an engine and place it; an older one is replaced when it is there.
 
     Args:
-        builder: ``api``, ``trtexec``, or ``auto``: the API.
+        builder: ``api``, ``trtexec``, or ``auto``: the API where the library has a builder.
         tell: called with what is said to people, a line at a time. steps: of TensorRT's phases, see ``build.Steps``.
     Raises:
         ModelFileError, ConfigError, ExportError: the graph or its shapes cannot be built. RuntimeMissingError: what
@@ -56,10 +56,11 @@ def make(
     start, gpu = time.monotonic(), machine.gpu
     timings = timing_cache_path(gpu.name, gpu.capability, machine.library.version)
     with staging(target.parent) as folder:
-        prepared, plan = planned(order, machine.library.capabilities, folder)
+        able = machine.library.capabilities
+        prepared, plan = planned(order, able, folder)
         for line in (*plan.lines(), *(f"  {note}" for note in prepared.notes)):
             tell(line)
-        if builder == "trtexec":
+        if by_program := builder == "trtexec" or (builder == "auto" and not able.builds):
             if plan.layers:
                 tell("  warning: trtexec does not tell whether it found these layers: the comparison that follows will")
             with writing(timings.parent):
@@ -69,7 +70,7 @@ def make(
             engine = trtexec.build(words, saved, trtexec.tell)
         else:
             engine = build.build(machine.library, machine.cuda, gpu.index, plan, prepared.path, timings, steps)
-        header = _header(order, prepared, plan, gpu, "trtexec" if builder == "trtexec" else "tensorrt")
+        header = _header(order, prepared, plan, gpu, "trtexec" if by_program else "tensorrt")
         with placing(target) as file, writing(target.parent):
             header = engine_file.write(file, header, engine)
     tell(f"{target} ({target.stat().st_size / 1e6:.1f} MB), built in {time.monotonic() - start:.0f} s")

@@ -107,6 +107,6 @@ def _name(name: str) -> str:
     """A layer in the grammar NAME:VALUE,NAME:VALUE; quoted where it has a colon."""
     if "," in name or "'" in name:
         raise ConfigError(
-            f"trtexec cannot be told of layer '{name}', which has a comma or a quote: set runtime.options.builder to api"
+            f"trtexec cannot be told of layer '{name}', with a comma or a quote: set runtime.options.builder to api"
         )
     return f"'{name}'" if ":" in name else name

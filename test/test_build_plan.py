@@ -1,0 +1,306 @@
+"""What a build asks for: typing, flags, layers, shapes, patches and the command of trtexec, for each version."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx_ir")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("spox")
+
+import graph_helpers  # noqa: E402
+from engine_helpers import CARD, CORES, ORIN, SHAPES, T4, able, attention_nodes, graph, order, place  # noqa: E402
+from model_helpers import own_cache  # noqa: E402, F401
+from onnx import TensorProto, helper  # noqa: E402
+from patch_helpers import saved  # noqa: E402
+
+from vslam_features.artifacts.card import ModelCard, read_card  # noqa: E402
+from vslam_features.artifacts.store import content_sha256  # noqa: E402
+from vslam_features.engines import trtexec  # noqa: E402
+from vslam_features.engines.make import planned  # noqa: E402
+from vslam_features.errors import ConfigError, ModelFileError, ModelMissingError  # noqa: E402
+from vslam_features.graph.bf16_attention import attention_in_bf16  # noqa: E402
+
+STRONG = (("STRONGLY_TYPED",), (), ("TF32",))
+WEAK = ((), ("FP16", "BF16", "OBEY_PRECISION_CONSTRAINTS"), ("TF32",))
+ELEVEN = ((), (), ("TF32",))  # types every network strongly
+SHAPE_WORDS = [
+    f"--{kind}Shapes=descriptors0:{n}x64,descriptors1:{n}x64,keypoints0:{n}x2,keypoints1:{n}x2"
+    for kind, n in (("min", 1), ("opt", 256), ("max", 600))
+]
+
+
+@pytest.fixture(autouse=True)
+def _models(own_cache):  # noqa: F811
+    place("fp32", "fp16")
+
+
+def plan_of(tmp_path, **wanted):
+    version = wanted.get("version", "10.13.3")
+    return planned(order(shapes=SHAPES, **wanted), able(version), tmp_path)
+
+
+def asked(plan) -> tuple:
+    return plan.network_flags, plan.flags, plan.cleared
+
+
+@pytest.mark.parametrize("version", ["10.0.1", "10.3.0", "10.13.3.9"])
+@pytest.mark.parametrize(
+    "precision, typing, wanted",
+    [
+        ("fp32", "auto", STRONG),
+        ("fp16", "auto", STRONG),
+        ("fp16", "strong", STRONG),
+        ("fp16", "weak", WEAK),
+        ("fp32", "weak", ((), (), ("TF32",))),
+    ],
+)
+def test_ten(tmp_path, version, precision, typing, wanted):
+    prepared, plan = plan_of(tmp_path, version=version, precision=precision, typing=typing)
+    assert asked(plan) == wanted
+    assert plan.typing == ("weak" if typing == "weak" else "strong")
+    layered = wanted == WEAK
+    assert bool(plan.layers) == layered and plan.layer_type == ("bf16" if layered else "")
+    # Casts are in the file where TensorRT is not told.
+    model = onnx.load(prepared.path)
+    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.attribute[0].i == TensorProto.BFLOAT16]
+    assert bool(casts) == (precision == "fp16" and typing != "weak")
+    assert prepared.card.precision == ("bf16" if precision == "fp16" else "fp32")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("version", ["11.0.0", "11.4.0.106"])
+def test_eleven_types_all_networks_strongly(tmp_path, version, precision):
+    prepared, plan = plan_of(tmp_path, version=version, precision=precision)
+    assert asked(plan) == ELEVEN and plan.typing == "strong" and not plan.layers
+    assert prepared.card.precision == ("bf16" if precision == "fp16" else "fp32")
+    with pytest.raises(ConfigError, match=f"{version} builds strongly typed engines only"):
+        order(precision=precision, version=version, typing="weak")
+
+
+def test_layers_are_those_of_attention_in_the_file(tmp_path):
+    prepared, plan = plan_of(tmp_path, precision="fp16", typing="weak")
+    nodes = attention_nodes(prepared.path)
+    assert len(nodes) == 3 * CORES and nodes <= set(plan.layers)
+    kinds = {n.name: n.op_type for n in onnx.load(prepared.path).graph.node}
+    assert len(plan.layers) == len(set(plan.layers)) and set(plan.layers) <= set(kinds)
+    others = {kinds[name] for name in set(plan.layers) - nodes}
+    assert others <= {"Mul", "Div", "Add", "Max", "ReduceMax"}, "what lies between the products"
+
+
+def test_nodes_without_names_get_some(tmp_path):
+    model = graph()
+    for node in model.graph.node:
+        node.name = ""
+    path = saved(model, tmp_path / "nameless.onnx", CARD)
+    prepared, plan = plan_of(tmp_path, model=str(path), precision="fp16", typing="weak")
+    assert attention_nodes(prepared.path) <= set(plan.layers) and "" not in plan.layers
+
+
+@pytest.mark.parametrize("version, own", [("10.3.0", ["--stronglyTyped"]), ("11.4.0", [])])
+def test_the_command_of_a_strong_build(tmp_path, version, own):
+    prepared, plan = plan_of(tmp_path, version=version, precision="fp16", workspace_mb=3072, optimisation_level=4)
+    assert trtexec.command(plan, prepared.path, tmp_path / "a.engine", tmp_path / "t", 1) == [
+        "trtexec", f"--onnx={prepared.path}", f"--saveEngine={tmp_path}/a.engine", "--skipInference", "--device=1",
+        *own, "--noTF32", *SHAPE_WORDS, "--memPoolSize=workspace:3072", "--builderOptimizationLevel=4",
+        f"--timingCacheFile={tmp_path}/t",
+    ]  # fmt: skip
+
+
+def test_the_command_of_a_weak_build(tmp_path):
+    prepared, plan = plan_of(tmp_path, precision="fp16", typing="weak")
+    types = ",".join(f"{name}:bf16" for name in plan.layers)
+    assert trtexec.command(plan, prepared.path, tmp_path / "a.engine", None) == [
+        "trtexec", f"--onnx={prepared.path}", f"--saveEngine={tmp_path}/a.engine", "--skipInference", "--device=0",
+        "--fp16", "--bf16", "--precisionConstraints=obey", "--noTF32", f"--layerPrecisions={types}",
+        f"--layerOutputTypes={types}", *SHAPE_WORDS, "--builderOptimizationLevel=3",
+    ]  # fmt: skip
+
+
+def test_names_that_its_grammar_cannot_say(tmp_path):
+    _, plan = plan_of(tmp_path, precision="fp16", typing="weak")
+    quoted = trtexec.command(replace(plan, layers=("a:b",)), tmp_path, tmp_path, None)
+    assert "--layerPrecisions='a:b':bf16" in quoted
+    for name in ("a,b", "a'b"):
+        with pytest.raises(ConfigError, match="runtime.options.builder to api"):
+            trtexec.command(replace(plan, layers=(name,)), tmp_path, tmp_path, None)
+
+
+# -- which file, and how it is typed -------------------------------------------------------------
+
+
+def test_auto_is_weak_where_there_is_no_half_file(tmp_path):
+    (fp32,) = place("fp32")
+    fp32.with_name("small.fp16.onnx").unlink()
+    found = order(precision="fp16").source
+    assert (found.typing, found.path, found.precision) == ("weak", fp32, "fp16")
+    assert "there is no fp16 file" in found.reasons[0]
+    with pytest.raises(ConfigError, match="no model is named 'small'"):  # a name that no registry has
+        order(precision="fp16", typing="strong")
+
+
+def test_eleven_needs_the_half_file_of_a_registered_model(tmp_path):
+    saved(graph(), place("fp32")[0].with_name("lighterglue.fp32.onnx"), replace(CARD, name="lighterglue"))
+    with pytest.raises(ModelMissingError, match="fetch lighterglue --precision fp16.*11.4 builds strongly typed"):
+        order("lighterglue", precision="fp16", version="11.4")
+    assert order("lighterglue", precision="fp16", version="10.3").source.typing == "weak"
+
+
+def test_a_path_is_taken_as_it_is(tmp_path):
+    half = saved(graph("fp16"), tmp_path / "half.onnx", replace(CARD, precision="fp16"))
+    single = saved(graph(), tmp_path / "single.onnx", CARD)
+    found = order(str(half), precision="fp32").source
+    assert (found.precision, found.typing, found.core_type) == ("fp16", "strong", "bf16")
+    found = order(str(single), precision="fp16").source
+    assert (found.precision, found.typing) == ("fp16", "weak") and "single.onnx is fp32" in found.reasons[0]
+    with pytest.raises(ConfigError, match="types of the file. Name the fp16 file$"):
+        order(str(single), precision="fp16", version="11.4")
+    with pytest.raises(ConfigError, match="or set runtime.options.typing to weak"):
+        order(str(single), precision="fp16", typing="strong")
+    with pytest.raises(ConfigError, match="is fp16; weak typing takes an fp32 file"):
+        order(str(half), precision="fp16", typing="weak")
+
+
+def test_a_gpu_without_bf16(tmp_path):
+    prepared, plan = plan_of(tmp_path, precision="fp16", gpu=T4)
+    assert (plan.typing, plan.layer_type, plan.flags) == ("weak", "fp32", ("FP16", "OBEY_PRECISION_CONSTRAINTS"))
+    assert attention_nodes(prepared.path) <= set(plan.layers) and prepared.card.precision == "fp16"
+    assert any("7.5 has no BF16" in reason for reason in plan.reasons)
+    for wanted in ({"version": "11.4"}, {"typing": "strong"}):
+        with pytest.raises(ConfigError, match="capability 7.5 has no BF16.*runtime.precision fp32.*as_is"):
+            order(precision="fp16", gpu=T4, **wanted)
+    assert order(precision="fp16", gpu=T4, version="11.4", attention="as_is").source.core_type == ""
+    assert order(precision="fp32", gpu=T4, version="11.4").source.typing == "strong"
+
+
+@pytest.mark.parametrize(
+    "options, patches, cores",
+    [
+        ({}, {"cumsum", "bf16-attention"}, True),
+        ({"attention": "as_is"}, {"cumsum"}, False),
+        ({"patches": "none"}, set(), False),
+        ({"precision": "fp32"}, {"cumsum"}, False),
+        ({"precision": "fp32", "attention": "bf16"}, {"cumsum", "bf16-attention"}, True),
+    ],
+)
+def test_patches(tmp_path, options, patches, cores):
+    wanted = {"precision": "fp16", **options}
+    assert set(order(**wanted).wish.patches) == patches
+    prepared, _ = plan_of(tmp_path, **wanted)
+    assert [p for p in prepared.card.patches if p.startswith("bf16")] == ["bf16-attention centred"] * cores
+    assert read_card(order(**wanted).source.path).patches == (), "the file itself stays as it is"
+
+
+def test_what_computes_in_bf16_already_is_left(tmp_path):
+    import onnx_ir as ir
+
+    done = ir.to_proto(attention_in_bf16(ir.from_proto(graph("fp16"))).model)
+    path = saved(done, tmp_path / "done.onnx", replace(CARD, precision="bf16", patches=("bf16-attention",)))
+    prepared, _ = plan_of(tmp_path, model=str(path))
+    assert prepared.card.patches == ("bf16-attention",) and prepared.sha256 == content_sha256(prepared.path)
+    assert any(f"{CORES} cores are in BF16 already" in note for note in prepared.notes)
+
+
+# -- what is refused before any build ------------------------------------------------------------
+
+
+def test_an_emulated_file(tmp_path):
+    path = saved(graph(), tmp_path / "twin.onnx", replace(CARD, patches=("bf16-attention emulated",)))
+    with pytest.raises(ModelFileError, match="emulates BF16 in float32.*build from the file that it was made from"):
+        order(str(path))
+
+
+def fixed(text: str, tmp_path, name="fixed.onnx", **initializers):
+    """A graph of fixed shapes, with a card."""
+    return saved(graph_helpers.graph(text, initializers), tmp_path / name, ModelCard("global", "fixed", "CC0-1.0"))
+
+
+def test_strict_inference(tmp_path):
+    nodes = [helper.make_node("Add", ["image", "half"], ["descriptor"], "mixed")]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [4])
+    half = helper.make_tensor_value_info("half", TensorProto.FLOAT16, [4])
+    out = helper.make_tensor_value_info("descriptor", TensorProto.FLOAT, [4])
+    model = helper.make_model(helper.make_graph(nodes, "mixed", [image, half], [out]))
+    path = saved(model, tmp_path / "mixed.onnx", ModelCard("global", "mixed", "CC0-1.0"))
+    with pytest.raises(ModelFileError, match="strict inference.*as TensorRT would"):
+        plan_of_path(path, tmp_path)
+
+
+def plan_of_path(path, tmp_path, version="10.13.3"):
+    return planned(order(str(path), version=version), able(version), tmp_path)
+
+
+CUMSUM = "(float[1,{n}] image) => (float[1,{n}] descriptor) {{ descriptor = CumSum(image, axis) }}"
+
+
+@pytest.mark.parametrize("version", ["10.0.1", "10.3.0", "10.13.3", "11.4.0"])
+def test_cumsum_is_replaced(tmp_path, version):
+    path = fixed(CUMSUM.format(n=64), tmp_path, axis=np.array(1))
+    prepared, _ = plan_of_path(path, tmp_path, version)
+    assert [n.op_type for n in onnx.load(prepared.path).graph.node] == ["MatMul"]
+    assert prepared.card.patches == ("cumsum",) and "CumSum: 1 replaced by MatMul" in prepared.notes
+
+
+def test_a_cumsum_that_is_too_wide(tmp_path):
+    path = fixed(CUMSUM.format(n=4096), tmp_path, axis=np.array(1))
+    for version in ("10.0.1", "10.3.0"):
+        with pytest.raises(ConfigError, match="sums along 4096 values, at most 1024.*TensorRT 10.*may miscompute"):
+            plan_of_path(path, tmp_path, version)
+    for version in ("10.4.0", "11.4.0"):
+        prepared, _ = plan_of_path(path, tmp_path, version)
+        (note,) = [n for n in prepared.notes if n.startswith("warning: CumSum stays")]
+        assert "4096 values" in note and prepared.card.patches == ()
+
+
+BRANCHES = """(float[1,4] image, bool go) => (float[1,N] descriptor) {{
+    descriptor = If (go) <
+        then_branch = yes () => (float[{a}] y) {{ y = {then}(image) }},
+        else_branch = no () => (float[{b}] z) {{ z = {other} }} > }}"""
+
+
+def test_unequal_branches_need_a_newer_version(tmp_path):
+    text = BRANCHES.format(a="1,4", then="Relu", b="1,2", other="Slice(image, start, end, axes)")
+    path = fixed(text, tmp_path, start=np.array([0]), end=np.array([2]), axes=np.array([1]))
+    for version in ("10.3.0", "10.10.0"):
+        with pytest.raises(ModelFileError, match=r"\(1, 4\) and \(1, 2\).*10.11 and newer do not.*plain model"):
+            plan_of_path(path, tmp_path, version)
+    prepared, _ = plan_of_path(path, tmp_path, "10.11.0")
+    assert prepared.has_if
+
+
+def test_equal_branches_serve_all(tmp_path):
+    path = fixed(BRANCHES.format(a="1,4", then="Relu", b="1,4", other="Neg(image)"), tmp_path)
+    assert plan_of_path(path, tmp_path, "10.3.0")[0].has_if
+    assert not plan_of_path(fixed(CUMSUM.format(n=8), tmp_path, axis=np.array(1)), tmp_path)[0].has_if
+
+
+def test_a_model_without_attention(tmp_path):
+    path = fixed("(float[1,4] image) => (float[1,4] descriptor) { descriptor = Relu(image) }", tmp_path)
+    prepared, plan = planned(order(str(path), attention="bf16"), able("10.3"), tmp_path)
+    assert not plan.layers and prepared.card.patches == () and prepared.card.precision == "fp32"
+    assert any(note.startswith("no core of attention") for note in prepared.notes)
+
+
+def test_only_onnx_files(tmp_path):
+    path = tmp_path / "model.xml"
+    path.write_text("<net/>")
+    with pytest.raises(ModelFileError, match="engines are built from .onnx files"):
+        order(str(path))
+
+
+def test_shapes_that_do_not_fit(tmp_path):
+    with pytest.raises(ConfigError, match="keypoints9"):
+        order(shapes="keypoints9: 1x2")
+    assert order(shapes=SHAPES).wish.profiles["descriptors0"] == [[1, 64], [256, 64], [600, 64]]
+
+
+def test_the_engines_place_names_model_precision_and_gpu():
+    path = order(precision="fp16", gpu=replace(ORIN, name="NVIDIA GeForce RTX 3060 (Laptop)")).path
+    assert path.name == "small.fp16.nvidia-geforce-rtx-3060-laptop.engine" and path.parent.name == "engines"
+
+
+def test_the_least_bf16_capability_is_ampere():
+    for capability, core in (("8.0", "bf16"), ("10.0", "bf16"), ("12.1", "bf16"), ("7.9", "fp32")):
+        assert order(precision="fp16", gpu=replace(ORIN, capability=capability)).source.core_type == core
