@@ -11,6 +11,7 @@ from model_helpers import (
     _tiny_cache,  # noqa: F401 (fixtures)
     card,
     clear_environment,
+    features_model,
     matcher_model,
     own_cache,  # noqa: F401
     save,
@@ -134,3 +135,107 @@ def test_a_runtime_that_was_verified_here_counts_beside_one_that_was_not(tiny): 
     change_records(lambda values: values["runtime"] == "onnxruntime", version="1.0")
     state, text, _ = states()["matcher"]
     assert state == "OK" and text.endswith("verified on fake(onnxruntime)")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 2700000\n"
+
+
+def whole() -> bytes:
+    return model_path("tiny-features", "fp32").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (lambda: POINTER, "is a Git LFS pointer (it stands for 2700000 bytes"),
+        (lambda: b"<!DOCTYPE html><title>Sign in</title>", "is a web page (titled 'Sign in'"),
+        (lambda: b"", "(0 bytes) is empty"),
+        (lambda: whole()[: len(whole()) // 2], "is an ONNX model that is cut short"),
+        (lambda: b"\x80\x04]q", "is a pickle"),
+        (lambda: b"PK\x03\x04" + b"x" * 50, "is a zip archive"),
+    ],
+    ids="pointer page empty cut pickle zip".split(),
+)
+def test_what_lies_in_place_of_a_model_is_called_by_its_name(content, said, tiny):  # noqa: F811
+    path = model_path("tiny-features", "fp32")
+    path.write_bytes(content())
+    found = checks()[0]
+    assert found.state == "FAIL" and str(path) in found.text and said in found.text
+    assert "vslam-features models fetch tiny-features --force" in found.fix
+    assert ("git lfs pull" in found.fix) == ("pointer" in said)
+
+
+def named(path) -> doctor_models.Check:
+    """What is said of features that are named by their path."""
+    return checks(tiny_config(features__options__model=str(path)))[0]
+
+
+def test_a_path_is_not_fetched(tiny, tmp_path):  # noqa: F811
+    path = tmp_path / "robot" / "mine.onnx"
+    found = named(path)
+    assert found.state == "FAIL" and str(path) in found.text and "path" in found.fix and "fetch" not in found.fix
+    path.parent.mkdir()
+    path.write_bytes(POINTER)
+    found = named(path)
+    assert found.state == "FAIL" and "git lfs pull" in found.fix and "fetch" not in found.fix
+
+
+def test_a_file_without_a_card(tiny, tmp_path):  # noqa: F811
+    path = tmp_path / "mine.onnx"
+    path.write_bytes(features_model().SerializeToString())
+    found = named(path)
+    assert found.state == "FAIL" and "has no model card" in found.text and "mine.onnx.card.yaml" in found.fix
+
+
+def test_missing_models_that_are_an_error(tiny):  # noqa: F811
+    found = checks(tiny_config(features__options__model="xfeat"))[0]
+    assert (found.state, found.fix) == ("WARN", "vslam-features models fetch xfeat")
+    found = checks(
+        tiny_config(features__options__model="xfeat", models__if_missing="error", runtime__precision="fp16")
+    )[0]
+    assert found.state == "FAIL" and "xfeat (fp16) is not here" in found.text
+    assert found.fix == "vslam-features models fetch xfeat --precision fp16"
+
+
+def test_a_name_that_is_none(tiny):  # noqa: F811
+    found = checks(tiny_config(features__options__model="xfaet"))[0]
+    assert found.state in ("WARN", "FAIL") and "xfaet" in found.text and found.fix
+
+
+def test_a_failed_model_that_is_allowed(tiny, caplog):  # noqa: F811
+    change_records(lambda values: True, passed=False, reasons=["NaN on pair 3"])
+    assert [c.state for c in checks() if "tiny-matcher" in c.text] == ["FAIL"]
+    allowed = checks(tiny_config(models__allow_unverified=True))
+    assert [c.state for c in allowed if "tiny-matcher" in c.text] == ["WARN"]
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+ORIN = {"name": "Orin"}
+
+
+def engine_checks(found: dict, **values) -> list:
+    """Of a configuration for TensorRT whose matcher's engine is ``found``; the other models are not looked at."""
+    wanted = tiny_config(runtime__name="tensorrt", runtime__device="cuda", **values)
+    gpu = {"gpu": ORIN, "engines": {"tiny-matcher": found}}
+    return [c for c in doctor_models.check_models(wanted, {"tensorrt": "10.3.0"}, gpu) if "tiny-matcher" in c.text]
+
+
+def test_an_engine_that_has_to_be_built(tiny, tmp_path):  # noqa: F811
+    found = {"source": str(model_path("tiny-matcher", "fp32")), "path": str(tmp_path / "tiny-matcher.engine")}
+    found |= {"there": True, "reasons": ["driver 12.4, was 12.2", "GPU Orin, was NVIDIA RTX A4000"]}
+    (check,) = engine_checks(found)
+    assert check.state == "WARN" and "driver 12.4, was 12.2; GPU Orin, was NVIDIA RTX A4000" in check.text
+    assert "vslam-features models build tiny-matcher --runtime tensorrt --set runtime.device=cuda" in check.fix
+    (check,) = engine_checks(found, runtime__options__build="never")
+    assert check.state == "FAIL" and "runtime.options.build is never" in check.text
+    (check,) = engine_checks({"error": "tiny-matcher: compute capability 7.5 has no BF16"})
+    assert check.state == "FAIL" and "7.5 has no BF16" in check.text and "models build tiny-matcher" in check.fix
+
+
+def test_an_engine_whose_source_is_no_model(tiny):  # noqa: F811
+    model_path("tiny-matcher", "fp32").write_bytes(POINTER)
+    (check,) = engine_checks({"error": "whatever the builder said"})
+    assert check.state == "FAIL" and "is a Git LFS pointer" in check.text
