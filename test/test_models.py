@@ -57,8 +57,9 @@ from vslam_features.networks.recipes import build_model
 from vslam_features.reference import ModelFile, Reference
 from vslam_features.replay.scenes import make_scene
 from vslam_features.runtimes.base import LoadRequest
-from vslam_features.runtimes.ort import OnnxRuntime, cache_of
+from vslam_features.runtimes.ort import OnnxRuntime
 from vslam_features.runtimes.ov import shared_core
+from vslam_features.runtimes.provider_cache import cache_settings
 from vslam_features.types import Status
 
 with_tiny = pytest.mark.usefixtures("tiny")
@@ -504,7 +505,7 @@ def test_external_weights_of_any_name_are_part_of_a_model(tmp_path, name):
     for value in (0, 1):
         (tmp_path / name).write_bytes(np.full(300, value, np.float32).tobytes())
         digests.add(content_sha256(path))
-        folders.add(cache_of(path, OnnxRuntime.Options(cache_dir="/c")).cache_dir)
+        folders.add(cache_settings(str(tmp_path / "cache"), path, {})["trt_engine_cache_path"])
     assert len(digests) == 2, "other weights in the same graph are another model"
     assert len(folders) == 2, "an engine of TensorRT holds the old weights"
     before = content_sha256(path)

@@ -9,7 +9,6 @@ import threading
 import time
 import types
 import weakref
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,9 +34,8 @@ from vslam_features.runtimes import hardware
 from vslam_features.runtimes.base import LoadRequest, all_finite, reason
 from vslam_features.runtimes.digest import input_digest
 from vslam_features.runtimes.fake import Calls, Fake
-from vslam_features.runtimes.ort import OnnxRuntime, cache_of
+from vslam_features.runtimes.ort import OnnxRuntime
 from vslam_features.runtimes.ov import OpenVino, shared_core
-from vslam_features.runtimes.providers import provider_chain
 
 ONE = LoadRequest(threads=1)
 NEEDS_OPENVINO = pytest.mark.skipif(find_spec("openvino") is None, reason="needs openvino: its wheels are optional")
@@ -329,98 +327,11 @@ def test_without_strict_the_cpu_runs_it_and_says_so(scale):
     assert session.run(scaled())["sum"] == 42
 
 
-def claims_cuda(monkeypatch, make):
-    """An onnxruntime that lists CUDA as available; ``make(real, args)`` makes its sessions that ask for CUDA."""
-    real = onnxruntime.InferenceSession
-
-    def session(path, options, providers, **other):
-        if providers[0][0] != "CPUExecutionProvider":
-            return make(real, path, options, providers, **other)
-        return real(path, options, providers=providers, **other)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("no libcudart"), raising=False)
-    monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    )
-
-
-def falls_back(real, path, options, providers, **other):
-    """As onnxruntime-gpu on a machine without a GPU: a session on the CPU, without an exception."""
-    return real(path, options, providers=["CPUExecutionProvider"], **other)
-
-
-def breaks(real, path, options, providers, **other):
-    raise RuntimeError("libcudnn.so.9: cannot open shared object file")
-
-
-@pytest.mark.parametrize("make, words", [(falls_back, "the session got CPUExecutionProvider"), (breaks, "libcudnn")])
-def test_the_sessions_word_counts_not_the_librarys(monkeypatch, capsys, caplog, scale, make, words):
-    caplog.set_level("INFO")
-    claims_cuda(monkeypatch, make)
-    with pytest.raises(RuntimeMissingError, match=words):
-        OnnxRuntime().load(scale, LoadRequest("cuda", threads=1))
-    session = OnnxRuntime().load(scale, LoadRequest("cuda", strict=False, threads=1))
-    assert session.active.provider == "CPUExecutionProvider" and words in session.active.note
-    assert session.active.device.startswith("cpu ")
-    assert session.run(scaled())["sum"] == 42
-    assert capsys.readouterr().out == "" and "no libcudart" in caplog.text
-
-
-def test_a_gpu_session_is_named_by_its_device_and_precision(monkeypatch, scale):
-    class OnCuda:
-        """A session that says that it runs on CUDA."""
-
-        def __init__(self, real, path, options, providers, **other):
-            self._cpu = real(path, options, providers=["CPUExecutionProvider"], **other)
-            self._providers = dict(providers)
-
-        def __getattr__(self, name):
-            return getattr(self._cpu, name)
-
-        def get_providers(self):
-            return list(self._providers)
-
-        def get_provider_options(self):
-            return self._providers
-
-    claims_cuda(monkeypatch, OnCuda)
-    monkeypatch.setattr("vslam_features.runtimes.ort.gpu_name", lambda: "NVIDIA Orin")
-    active = OnnxRuntime().load(scale, LoadRequest("cuda:1", threads=1)).active
-    assert (active.provider, active.device, active.note) == ("CUDAExecutionProvider", "cuda:1 NVIDIA Orin", "")
-    active = OnnxRuntime(OnnxRuntime.Options(tf32=True)).load(scale, LoadRequest("cuda", threads=1)).active
-    assert active.provider == "CUDAExecutionProvider tf32"
-
-
-def test_a_damaged_file_is_not_taken_for_a_missing_device(monkeypatch, folder):
-    (folder / "noise.onnx").write_bytes(b"no model" * 50)
-    claims_cuda(monkeypatch, breaks)
-    with pytest.raises(ModelFileError, match="noise.onnx"):
-        OnnxRuntime().load(folder / "noise.onnx", LoadRequest("cuda", threads=1))
-
-
 @REAL
 @pytest.mark.parametrize("device", ["gpuu", "", "cpu:1", "cuda:x"])
 def test_devices_that_do_not_exist_are_errors_also_without_strict(runtime, scale, device):
     with pytest.raises(ConfigError, match="device"):
         runtime().load(scale, LoadRequest(device, strict=False))
-
-
-def test_settings_of_cuda_and_tensorrt():
-    """Names and values as ONNX Runtime documents them for its CUDA and TensorRT execution providers."""
-    plain = OnnxRuntime.Options()
-    (cuda, settings), cpu = provider_chain("cuda:2", plain)
-    assert cuda == "CUDAExecutionProvider" and cpu == ("CPUExecutionProvider", {})
-    assert settings["device_id"] == "2" and settings["use_tf32"] == "0" and "gpu_mem_limit" not in settings
-    shapes = {f"trt_{k}_shapes": f"a:1x{n}x64" for k, n in (("min", 16), ("opt", 512), ("max", 2048))}
-    options = replace(plain, trt_fp16=True, cache_dir="/c", trt_workspace_mb=512, gpu_mem_limit_mb=2, **shapes)
-    (trt, settings), (cuda, cuda_settings), cpu = provider_chain("tensorrt", options)
-    assert (trt, cuda) == ("TensorrtExecutionProvider", "CUDAExecutionProvider")
-    assert settings["trt_fp16_enable"] == "True" and settings["trt_max_workspace_size"] == str(512 * 2**20)
-    assert settings["trt_engine_cache_enable"] == "True" and settings["trt_engine_cache_path"] == "/c"
-    assert settings["trt_profile_opt_shapes"] == "a:1x512x64" and cuda_settings["gpu_mem_limit"] == str(2 * 2**20)
-    with pytest.raises(ConfigError, match="trt_min_shapes"):
-        provider_chain("tensorrt", replace(plain, trt_max_shapes="a:1x2x3"))
 
 
 def test_openvino_without_a_gpu(openvino, scale):
@@ -866,17 +777,6 @@ def test_the_digest_of_inputs():
     assert input_digest({"a": x.astype(">f4"), "b": np.uint8(7)}) == expected
     others = [{"a": x.reshape(3, 2)}, {"a": x.astype(np.float64)}, {"b": x}, {"a": x + 1}, {"a": x.view(np.int32)}]
     assert len({input_digest(o) for o in [{"a": x}, *others]}) == 6
-
-
-def test_engines_of_tensorrt_are_kept_apart_by_content(tmp_path):
-    """The provider's own names come from the graph, so that new weights in it would run the engine of the old."""
-    model = tmp_path / "model.onnx"
-    folders = set()
-    for content in (b"one", b"two"):
-        model.write_bytes(content)
-        folders.add(cache_of(model, OnnxRuntime.Options(cache_dir="/c")).cache_dir)
-    assert len(folders) == 2 and all(f.startswith("/c/") for f in folders)
-    assert cache_of(model, OnnxRuntime.Options()).cache_dir == ""
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -11,6 +11,7 @@ from . import registry
 from .artifacts.cache import cache_folder
 from .artifacts.card import ModelCard, read_card
 from .artifacts.file_kind import FileKind, require_kind
+from .artifacts.provider_options import provider_options
 from .artifacts.store import content_sha256, locate, model_path
 from .errors import ConfigError, ModelError, ModelFileError, ModelMissingError, RuntimeMissingError
 from .runtimes.base import LoadRequest, Session
@@ -40,6 +41,8 @@ class ModelFile:
     def load(self, runtime: str, options: dict, request: LoadRequest) -> Session:
         """A session of the content that was looked at; ModelFileError where it changed, else as ``Runtime.load``."""
         cls = registry.get("runtime", runtime)
+        if runtime == "onnxruntime":
+            options = provider_options(self.path, self.card, options, request.device)
         session = cls(cls.Options(**options)).load(self.path, request)
         if content_sha256(self.path) != self.sha256:
             raise ModelFileError(f"{self.path}: its content has changed since it was opened; start again")

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from ..errors import ModelFileError, RuntimeMissingError
 from ..options import option
 from .base import Active, LoadRequest, Runtime, Session, TensorSpec, backend_failure, reason
-from .content import content_sha256
 from .hardware import cpu_name, gpu_name, usable_cpus
-from .providers import BY_DEVICE, CPU, provider_chain
+from .provider_cache import cache_settings
+from .provider_shapes import fixed_axes, given_shapes
+from .providers import BY_DEVICE, CPU, other_settings, precision_of, provider_chain
 
 logger = logging.getLogger(__name__)
 
@@ -50,26 +51,53 @@ class OnnxRuntime(Runtime):
         cpu_arena: bool = option(
             True, "The CPU keeps the memory of the largest run for the next; off gives it back and is ~5 % slower."
         )
-        cache_dir: str = option("", "Folder of TensorRT's engines and timings; empty: build at every load.")
+        cache_dir: str = option(
+            "",
+            "Folder of the engines and timings of TensorRT's provider; empty: 'engines' in the cache of models; "
+            "'none': build at every load.",
+        )
         gpu_mem_limit_mb: int = option(0, "Most GPU memory of CUDA's arena, MiB; 0: no limit.", low=0, high=1_000_000)
-        tf32: bool = option(False, "CUDA multiplies float32 matrices in TF32, with 10 bits of mantissa.")
-        trt_fp16: bool = option(False, "TensorRT may compute in float16.")
+        conv_search: str = option(
+            "heuristic",
+            "How CUDA finds the algorithm of a convolution: exhaustive, ONNX Runtime's default, tries all again for "
+            "every new shape of an image.",
+            choices=("heuristic", "exhaustive", "default"),
+        )
+        tf32: bool = option(
+            False,
+            "CUDA multiplies float32 matrices in TF32, with 10 bits of mantissa; TensorRT's provider always does, but "
+            "where the environment has NVIDIA_TF32_OVERRIDE=0.",
+        )
+        trt_fp16: bool = option(
+            False,
+            "TensorRT may compute in float16. Leave it off for fp16 files, of which it then keeps every type.",
+        )
+        trt_bf16: bool = option(False, "TensorRT may compute in bfloat16; ONNX Runtime 1.23 and GPUs from Ampere on.")
+        trt_optimisation_level: int = option(
+            3, "How long TensorRT searches for fast kernels when it builds.", low=0, high=5
+        )
         trt_workspace_mb: int = option(
             0, "TensorRT's workspace, MiB; 0: all of the GPU's memory.", low=0, high=1_000_000
         )
-        trt_min_shapes: str = option("", "TensorRT's smallest input shapes, e.g. 'a:1x16x64,b:1x16x64'.")
+        trt_min_shapes: str = option(
+            "",
+            "TensorRT's smallest input shapes by the file's names, e.g. 'a:1x16x64,b:1x16x64'; empty, and the next "
+            "two: by the model's card.",
+        )
         trt_opt_shapes: str = option("", "The input shapes that TensorRT optimises for.")
         trt_max_shapes: str = option("", "TensorRT's largest input shapes.")
 
     def _load(self, path: Path, request: LoadRequest) -> Session:
-        chain = provider_chain(request.device, cache_of(path, self.options))
         ort = library()
+        chain = provider_chain(request.device, self.options, ort.__version__)
         wanted, session, problem = chain[0][0], None, ""
         if wanted not in ort.get_available_providers():
             problem = "this build of the library has not got it"
         else:
             if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
                 _preload(ort)
+            if wanted == BY_DEVICE["tensorrt"] and self.options.cache_dir not in ("", "none"):
+                chain[0][1].update(cache_settings(self.options.cache_dir, path, chain[0][1]))
             try:
                 session = self._session(ort, path, request, chain)
             except Exception as error:  # the library's own exception types have no common root
@@ -79,29 +107,23 @@ class OnnxRuntime(Runtime):
             else:
                 if session.get_providers()[0] != wanted:
                     problem = f"the session got {', '.join(session.get_providers())}"
+                elif others := other_settings(chain, _told(session)):
+                    problem = f"the session got {others}"
         if problem and session is None:
             # Also where it will be refused: if the CPU cannot load the file either, the file is what is wrong.
             session = self._cpu_session(ort, path, request)
         if problem and request.strict:
             raise RuntimeMissingError(
                 f"onnxruntime {ort.__version__}: asked for '{request.device}' ({wanted}): {problem}; the library "
-                f"offers {', '.join(ort.get_available_providers())}; {_fix(request.device)}"
+                f"offers {', '.join(ort.get_available_providers())}; {_fix(request.device, problem)}"
             )
         note = f"asked for '{request.device}' ({wanted}): {problem}" if problem else ""
         provider = session.get_providers()[0]
         device = _device(provider, session)
-        name = provider + self._precision(provider)
+        name = provider + precision_of(provider, _told(session))
         run_options = ort.RunOptions()
         run_options.log_severity_level = 4  # not on stderr what the exception says
         return OrtSession(session, run_options, Active("onnxruntime", ort.__version__, name, device, note), path)
-
-    def _precision(self, provider: str) -> str:
-        """What a provider computes in where that is not the model's own: a parity record is of one precision."""
-        reduced = {
-            BY_DEVICE["tensorrt"]: " fp16" * self.options.trt_fp16,
-            BY_DEVICE["cuda"]: " tf32" * self.options.tf32,
-        }
-        return reduced.get(provider, "")
 
     def _cpu_session(self, ort, path, request):
         try:
@@ -120,8 +142,14 @@ class OnnxRuntime(Runtime):
         settings.enable_mem_pattern = False  # keeps a plan for every set of input shapes that it has met
         settings.enable_cpu_mem_arena = self.options.cpu_arena
         settings.log_severity_level = 3  # errors
-        # Without its own fallback, which prints to stdout and tries the CPU.
-        return ort.InferenceSession(str(path), settings, providers=chain, enable_fallback=0)
+        if chain[0][0] == BY_DEVICE["tensorrt"]:
+            for name, length in fixed_axes(path, given_shapes(self.options)).items():
+                settings.add_free_dimension_override_by_name(name, length)
+        # Without its own fallback, which prints to stdout and tries other providers with their default settings. Before
+        # 1.23 a session is made with it all the same; what it got is looked at.
+        session = ort.InferenceSession(str(path), settings, providers=chain, enable_fallback=0)
+        session.disable_fallback()
+        return session
 
 
 class OrtSession(Session):
@@ -139,14 +167,6 @@ class OrtSession(Session):
         except Exception as error:  # the library's own exception types have no common root
             raise backend_failure(self.active, error) from error
         return {name: np.asarray(value) for name, value in zip(self.outputs, values)}
-
-
-def cache_of(path: Path, options):
-    """Options whose ``cache_dir`` is that of this content alone: TensorRT's provider tells engines apart by graph and
-    name, so that new weights in the same graph would run the old engine."""
-    if not options.cache_dir:
-        return options
-    return replace(options, cache_dir=str(Path(options.cache_dir) / content_sha256(path)[:16]))
 
 
 def library():
@@ -176,16 +196,26 @@ def _preload(ort) -> None:
         logger.info("onnxruntime.preload_dlls: %s", " ".join(said.getvalue().split()))
 
 
-def _fix(device: str) -> str:
+def _fix(device: str, problem: str) -> str:
+    if "associated shape profiles" in problem:  # what the library says where TensorRT takes parts of a graph only
+        return (
+            "TensorRT takes only parts of this graph, and what goes into a part needs shapes, too: add these names to "
+            "all of trt_min_shapes, trt_opt_shapes and trt_max_shapes, or set the device to 'cuda'"
+        )
     if device.startswith(("cuda", "tensorrt")):
         return "install 'vslam_features[cuda]' in place of [cpu] and a driver that fits, or set the device to 'cpu'"
     return "install a build of onnxruntime that has it and its driver, or set the device to 'cpu'"
 
 
+def _told(session) -> dict[str, str]:
+    """The settings of the first provider, by the session's word."""
+    return session.get_provider_options().get(session.get_providers()[0], {})
+
+
 def _device(provider: str, session) -> str:
     if provider not in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
         return f"cpu {cpu_name()}"
-    number = session.get_provider_options().get(provider, {}).get("device_id", "0")
+    number = _told(session).get("device_id", "0")
     return f"cuda:{number} {gpu_name()}".strip()
 
 

@@ -1,0 +1,42 @@
+"""Where ONNX Runtime's TensorRT provider keeps engines and timings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from ..errors import CacheError
+from .content import content_sha256
+from .hardware import gpu_name
+
+
+def cache_settings(root: str, path: Path, settings: dict[str, str]) -> dict[str, str]:
+    """Settings that make the provider keep what it builds below ``root``, in folders that are made here.
+
+    The provider names an engine by graph, precision, compute capability and versions, and compares only the profile. So
+    new weights in the same graph, another level of optimisation, TF32 or GPU would run the old one: engines are kept
+    apart by the content of the model and by all of this. Timings hold for whatever is built of one content.
+
+    Args:
+        root: the option ``cache_dir``. path: the model. settings: the provider's others.
+    Raises:
+        CacheError: a folder cannot be made; ModelFileError: the model cannot be read.
+    """
+    timings = Path(root).expanduser() / content_sha256(path)[:16]
+    deciding = {**settings, "gpu": gpu_name(), "tf32": os.environ.get("NVIDIA_TF32_OVERRIDE", "")}
+    text = json.dumps({n: v for n, v in deciding.items() if n != "device_id"}, sort_keys=True)
+    engines = timings / hashlib.sha256(text.encode()).hexdigest()[:8]
+    try:
+        engines.mkdir(parents=True, exist_ok=True)  # the provider makes one level only
+    except OSError as error:
+        raise CacheError(
+            f"{engines} cannot be made for TensorRT's engines: {error.strerror or error}: set runtime.options.cache_dir"
+        ) from error
+    return {
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(timings),
+    }
