@@ -44,7 +44,8 @@ def table(report: ParityReport) -> str:
     ]
     limits = report.limits
     precision = f"{report.precision} emulated" if report.emulated else report.precision
-    title = f"{report.name} ({report.role}, {precision}) against {_reference(report)}"
+    against, _, _ = _reference(report).partition(" on ")
+    title = f"{report.name} ({report.role}, {precision}) against {against}"
     lines = [_cut(title, WIDTH - 32) + "; counts are reference / model", ""]
     lines += _aligned([head, *rows])
     if report.tensors:
