@@ -49,11 +49,16 @@ class FakeMachine:
         """The module ``cuda.bindings.runtime``."""
         return importlib.import_module("cuda.bindings.runtime")
 
+    @property
+    def cudart(self):
+        """The module ``cuda.cudart`` of older releases."""
+        return importlib.import_module("cuda.cudart")
+
     def live(self) -> dict[str, int]:
         """What is alive: allocations, streams, graphs, and the objects of TensorRT."""
         gc.collect()
         counts = importlib.import_module("fake_trt.objects").counts()
-        return self.cuda.live() | counts
+        return importlib.import_module("fake_gpu.live").live() | counts
 
     def set_faults(self, **wanted) -> None:
         """Order faults as in ``VSLAM_FAKE_FAULTS``; calls are counted anew from here."""

@@ -1,9 +1,13 @@
-"""The module of cuda-python up to 12.9; ``VSLAM_FAKE_CUDA_PYTHON=13`` makes it a newer one that lacks it."""
+"""The module of cuda-python before 13; ``VSLAM_FAKE_CUDA_PYTHON`` says the release."""
 
-import os
+from fake_gpu.device import cuda_python as _cuda_python
 
-if os.environ.get("VSLAM_FAKE_CUDA_PYTHON", "").startswith("13"):
-    raise ModuleNotFoundError("No module named 'cuda.cudart'", name="cuda.cudart")
+if _cuda_python() >= (13, 0):
+    raise ImportError("cannot import name 'cudart' from 'cuda' (unknown location)")
 
-from fake_gpu.runtime_api import *  # noqa: F403
+from fake_gpu.api_devices import *  # noqa: F403
+from fake_gpu.api_graphs import *  # noqa: F403
+from fake_gpu.api_memory import *  # noqa: F403
+from fake_gpu.api_streams import *  # noqa: F403
+from fake_gpu.live import *  # noqa: F403
 from fake_gpu.runtime_types import *  # noqa: F403

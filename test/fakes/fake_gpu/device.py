@@ -48,6 +48,12 @@ def runtime_version() -> int:
     return _version(os.environ.get("VSLAM_FAKE_CUDA", default))
 
 
+def cuda_python() -> tuple[int, int]:
+    """Release of cuda-python: ``VSLAM_FAKE_CUDA_PYTHON``, else 12.9, which has the old module and the new one."""
+    major, minor = os.environ.get("VSLAM_FAKE_CUDA_PYTHON", "12.9").split(".")[:2]
+    return int(major), int(minor)
+
+
 class _Current(threading.local):
     index = 0
 

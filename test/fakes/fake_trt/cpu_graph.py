@@ -19,6 +19,9 @@ def for_cpu(model: onnx.ModelProto) -> bytes:
     for i, each in enumerate(graph.initializer):
         if each.data_type == TensorProto.BFLOAT16:
             graph.initializer[i].CopyFrom(_as_float(each))
+    for each in [*graph.input, *graph.output]:
+        if each.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            each.type.tensor_type.elem_type = TensorProto.FLOAT
     nodes = []
     for node in graph.node:
         nodes += _rounded(node, types)
