@@ -1,0 +1,236 @@
+"""``vslam-features models collect``: recordings, maps and dense maps to files that ``models verify --inputs`` takes."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+from dense_models import DENSE, place_dense_models
+from helpers import image
+from model_helpers import (
+    GLOBAL_CARD,
+    TINY,
+    _tiny_cache,  # noqa: F401 (fixtures)
+    command,
+    global_model,
+    learned,  # noqa: F401
+    own_cache,  # noqa: F401
+    save,
+    tiny,  # noqa: F401
+)
+
+from vslam_features.artifacts.saved_pairs import load, pairs_in
+from vslam_features.cli import models_collect
+from vslam_features.maps.reader import MapReader
+
+
+def settings_of(values) -> list[str]:
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+
+SET = settings_of(TINY)
+
+
+def collect(capsys, *args) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    code = command("models", "collect", *map(str, args))
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def walk(tmp_path):
+    """20 pictures along a wall and back, 25 pixels apart: the way back sees what the way there saw."""
+    folder, wall = tmp_path / "walk", image(200, 600, seed=2)
+    folder.mkdir()
+    for i in range(20):
+        x = 25 * min(i, 19 - i)
+        cv2.imwrite(str(folder / f"{i:03d}.png"), wall[:, x : x + 300])
+    return folder
+
+
+def test_a_folder_of_images_gives_pairs_of_all_kinds(tiny, walk, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "new" / "saved"
+    code, text, err = collect(capsys, walk, "--out", out, *SET)
+    assert code == 0, err
+    saved = pairs_in(out)
+    assert sorted(p.kind for p in saved.values()) == ["control"] * 2 + ["revisit"] * 3 + ["wide"] * 3
+    assert {p.name for p in out.iterdir()} == {p.name for p in saved}, "the map of the replay is gone"
+    lines = text.splitlines()
+    assert lines[0].split() == ["kind", "keyframes", "s", "apart", "matches", "inliers", "file"] and len(lines) == 10
+    for line, kind in zip(lines[1:9], ["wide"] * 3 + ["revisit"] * 3 + ["control"] * 2):
+        cells = line.split()
+        pair = load(out / cells[-1])
+        assert cells[0] == kind == pair.kind and tuple(map(int, cells[1:3])) == pair.keyframes
+        assert cells[3:6] == [f"{pair.seconds_apart:.1f}", str(pair.matches), str(pair.inliers)]
+        newer, older = pair.keyframes
+        assert pair.seconds_apart == pytest.approx((newer - older) / 10), "10 images a second"
+        assert (kind == "revisit") == (newer - older >= 10) and (kind == "control") == (newer - older == 1)
+        shown = [25 * min(i, 19 - i) for i in pair.keyframes]
+        assert abs(shown[0] - shown[1]) < 300, "both look at the same wall"
+        assert pair.source == "walk" and pair.matcher == "tiny-matcher" and pair.features.name == "tiny-features"
+    assert (
+        lines[-1]
+        == f"8 pairs of tiny-features features in {out}: vslam-features models verify tiny-matcher --inputs {out}"
+    )
+    wide = [p for p in saved.values() if p.kind == "wide"]
+    controls = [p for p in saved.values() if p.kind == "control"]
+    assert max(p.matches for p in wide) < min(p.matches for p in controls)
+
+
+def test_the_files_replay_and_say_what_they_are(tiny, walk, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "saved"
+    assert collect(capsys, walk, "--out", out, *SET)[0] == 0
+    assert command("models", "verify", "tiny-matcher", "--inputs", str(out)) == 0
+    text = capsys.readouterr().out
+    assert "PASSED" in text
+    for path, pair in pairs_in(out).items():
+        (line,) = [line for line in text.splitlines() if line.startswith(path.name)]
+        assert f": {pair.kind}, keyframes " in line and all(str(stamp) in line for stamp in pair.stamps_ns)
+        (row,) = [line for line in text.splitlines() if line.startswith(path.stem + " ")]
+        assert f"{pair.matches} / {pair.matches}" in row, "the model finds again what the front-end found"
+
+
+def test_json_and_the_same_twice(tiny, walk, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "saved"
+    code, text, err = collect(capsys, walk, "--out", out, "--json", "--pairs", 5, *SET)
+    assert code == 0 and "images" not in err
+    found = json.loads(text)
+    assert found["matcher"] == "tiny-matcher" and found["features"]["name"] == "tiny-features" and found["notes"] == []
+    assert [row["kind"] for row in found["pairs"]] == ["wide", "wide", "revisit", "revisit", "control"]
+    first = {p: p.read_bytes() for p in out.iterdir()}
+    assert {row["file"] for row in found["pairs"]} == {str(p) for p in first}
+    assert collect(capsys, walk, "--out", out, "--pairs", 5, *SET)[0] == 0
+    assert {p: p.read_bytes() for p in out.iterdir()} == first, "the same recording gives the same files"
+
+
+def test_what_there_is_less_of_is_said(tiny, walk, tmp_path, capsys):  # noqa: F811
+    code, text, _ = collect(capsys, walk, "--out", tmp_path / "saved", "--max-frames", 8, *SET)
+    assert code == 0 and "note: 0 of 3 revisit pairs wanted were found" in text
+    assert "note: more of others instead: " in text and "revisit-" not in text
+    code, _, err = collect(capsys, walk, "--out", tmp_path / "none", "--max-frames", 1, *SET)
+    assert code == 1 and "fewer than two keyframes, and a pair has two" in err
+    for path in walk.iterdir():
+        cv2.imwrite(str(path), np.zeros((200, 300), np.uint8))
+    code, _, err = collect(capsys, walk, "--out", tmp_path / "none", *SET)
+    assert (
+        code == 1
+        and "walk: none of its 20 keyframes match each other" in err
+        and not list((tmp_path / "none").iterdir())
+    )
+
+
+def test_pairs_of_other_models_are_not_mixed_and_force_replaces_them(tiny, walk, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "saved"
+    assert collect(capsys, walk, "--out", out, "--pairs", 2, *SET)[0] == 0
+    before = sorted(p.name for p in out.iterdir())
+    (out / "mine.npz").write_bytes(b"of the user")
+    code, _, err = collect(capsys, walk, "--out", out, *SET)
+    assert code == 1 and "mine.npz: cannot be read as .npz" in err
+    (out / "mine.npz").unlink()
+    (out / "notes.txt").write_text("of the user")
+    place_dense_models()
+    save(global_model(), GLOBAL_CARD)
+    dense = settings_of(DENSE)
+    code, _, err = collect(capsys, walk, "--out", out, *dense)
+    assert code == 1 and "features 'tiny-features'" in err and "the new pairs are of dense-features" in err
+    assert sorted(p.name for p in out.iterdir()) == sorted([*before, "notes.txt"]), "nothing was touched"
+    assert collect(capsys, walk, "--out", out, "--force", "--pairs", 3, *dense)[0] == 0
+    assert [p.features.name for p in pairs_in(out).values()] == ["dense-features"] * 3
+    assert len(list(out.iterdir())) == 4 and (out / "notes.txt").is_file()
+
+
+def test_dense_maps_are_saved_as_they_go_in(tiny, walk, tmp_path, capsys):  # noqa: F811
+    place_dense_models()
+    out = tmp_path / "saved"
+    code, text, err = collect(capsys, walk, "--out", out, "--pairs", 4, "--max-frames", 16, *settings_of(DENSE))
+    assert code == 0, err
+    for pair in pairs_in(out).values():
+        assert pair.inputs["descriptors0"].shape == pair.inputs["descriptors1"].shape == (96, 48, 64)
+    assert command("models", "verify", "dense-matcher", "--inputs", str(out)) == 0
+    assert "PASSED" in capsys.readouterr().out
+    code = command("models", "verify", "tiny-matcher", "--inputs", str(out))
+    err = capsys.readouterr().err
+    assert code == 1 and "holds features of dense-features, tiny-matcher matches features of tiny-features" in err
+
+
+def test_a_map_gives_its_pairs_and_stays_as_it_is(tiny, walk, tmp_path, capsys):  # noqa: F811
+    path = tmp_path / "house.vmap"
+    assert command("replay", str(walk), "--map", str(path), "--out", str(tmp_path / "run"), "--no-report", *SET) == 0
+    content, capsys_ = path.read_bytes(), capsys.readouterr()
+    code, _, err = collect(capsys, path, "--out", tmp_path / "of_map", *SET)
+    assert code == 0, capsys_.err + err
+    assert path.read_bytes() == content
+    assert collect(capsys, walk, "--out", tmp_path / "of_walk", *SET)[0] == 0
+    for name in ("map", "walk"):
+        pairs = pairs_in(tmp_path / f"of_{name}").values()
+        assert {p.source for p in pairs} == {"house" if name == "map" else "walk"}
+    with MapReader(path) as reader:
+        for pair in pairs:
+            for side, kf_id in enumerate(pair.keyframes):
+                features = reader.keyframe(kf_id).features
+                np.testing.assert_array_equal(pair.inputs[f"keypoints{side}"], features.keypoints)
+                np.testing.assert_array_equal(pair.inputs[f"descriptors{side}"], features.descriptors.astype("f4"))
+    kept = [{(p.kind, p.keyframes) for p in pairs_in(tmp_path / f"of_{n}").values()} for n in ("map", "walk")]
+    assert kept[0] == kept[1]
+    code, _, err = collect(capsys, tmp_path / "no.vmap", "--out", tmp_path / "x", *SET)
+    assert code == 1 and "there is no such map" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["WALK", "--set", "matcher.name=nearest"],
+            "matcher 'nearest' runs no model, so that there is nothing to verify",
+        ),
+        (["WALK", "--model", "nothing"], "nothing"),
+        (["WALK", "--pairs", "0"], "--pairs: expected one at least"),
+        (["WALK/none"], "no such file or folder"),
+        (["WALK", "--image-topic", "/image"], "is a folder of images and has no topics"),
+        (["WALK/000.png"], "not a recording by its name"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tiny, walk, tmp_path, capsys, arguments, text):  # noqa: F811
+    arguments = [a.replace("WALK", str(walk)) for a in arguments]
+    chosen = [] if "--set" in arguments else SET
+    code, out, err = collect(capsys, *chosen, *arguments, "--out", tmp_path / "saved")
+    assert code == 1 and not out and text in err and "Traceback" not in err
+
+
+def test_without_ros_a_node_cannot_be_asked(tiny, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(models_collect, "find_spec", lambda name: None)
+    code, _, err = collect(capsys, "--node", "/frontend", "--out", tmp_path / "saved")
+    assert code == 1 and "--node needs ROS 2, and rclpy is not there: source your ROS installation" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["bag", "--node", "/frontend"]])
+def test_it_is_one_source(arguments, tmp_path, capsys):
+    code, _, err = collect(capsys, *arguments, "--out", tmp_path)
+    assert code == 2 and "--node" in err.splitlines()[-1]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pairs_of_a_real_corridor_with_the_default_models(learned, data_dir, tmp_path, capsys):  # noqa: F811
+    """A corridor that is walked twice, each second image of it."""
+    if not (learned / "models" / "lighterglue.fp32.onnx").exists():
+        pytest.skip("no lighterglue here: run vslam-features models fetch lighterglue")
+    images = sorted((data_dir / "corridor_loop" / "images").iterdir())[::2]
+    (tmp_path / "corridor").mkdir()
+    for file in images:
+        shutil.copy(file, tmp_path / "corridor")
+    out = tmp_path / "saved"
+    code, text, err = collect(capsys, tmp_path / "corridor", "--out", out, "--set", "features.max_keypoints=512")
+    assert code == 0, err
+    saved = pairs_in(out)
+    kinds = [p.kind for p in saved.values()]
+    assert (kinds.count("wide"), kinds.count("revisit"), kinds.count("control")) == (3, 3, 2), text
+    assert {p.features.name for p in saved.values()} == {"xfeat"}
+    matches = {kind: [p.matches for p in saved.values() if p.kind == kind] for kind in kinds}
+    assert max(matches["wide"]) < min(matches["control"]) and min(matches["wide"]) >= 15
+    assert all(p.inliers >= 15 for p in saved.values())
+    for model in ("lighterglue", "lighterglue-early-stop"):
+        assert command("models", "verify", model, "--inputs", str(out)) == 0
+        assert "NaN on 0 of 8 pairs, no match on 0 of 8" in capsys.readouterr().out
