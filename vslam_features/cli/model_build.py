@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError, ModelError, ParityError, PluginError
+from . import model_build_plan
 from .common import add_config_arguments, load_config
 
 HELP = "build the model file from weights that were fetched, or the TensorRT engine of a model"
@@ -29,9 +28,7 @@ def add_arguments(verb) -> None:
     engine.add_argument(
         "--typing", choices=("auto", "strong", "weak"), help="who decides types: the file, or TensorRT (10.x)"
     )
-    engine.add_argument(
-        "--dry-run", action="store_true", help="print plan and trtexec command; needs no GPU"
-    )
+    engine.add_argument("--dry-run", action="store_true", help="print plan and trtexec command; needs no GPU")
     engine.add_argument("--assume-version", metavar="V", help="of TensorRT, with --dry-run where none is installed")
     engine.add_argument("--assume-gpu", metavar="'NAME C.C'", help="name and compute capability, e.g. 'Orin 8.7'")
     engine.add_argument(
@@ -92,7 +89,7 @@ def run(args) -> int:
             "another machine built does not serve here"
         ) from error
     if args.dry_run:
-        return _dry_run(args, config)
+        return model_build_plan.dry_run(args, config)
     failed = 0
     for name in args.names:
         try:
@@ -103,70 +100,6 @@ def run(args) -> int:
             print(f"error: {name}: {error}", file=sys.stderr)
             failed += 1
     return int(failed > 0)
-
-
-def _dry_run(args, config: Config) -> int:
-    from ..artifacts.engine_source import order_engine
-    from ..artifacts.engine_store import engine_state
-    from ..engines import trtexec
-    from ..engines.make import planned
-    from ..engines.timing_cache import timing_cache_path
-    from ..graph import model_file
-
-    able, gpu = _assumed(args, config)
-    for name in args.names:
-        order = order_engine(name, config.runtime.precision, config.runtime.options, able, gpu)
-        target = args.out or order.path
-        state = engine_state(target, order.wish)
-        with tempfile.TemporaryDirectory(prefix="vslam-features-engine-") as folder:
-            prepared, plan = planned(order, able, Path(folder))
-            onnx = target.with_name(prepared.path.name)
-            if args.save_onnx:
-                onnx = args.save_onnx
-                model_file.add_card(prepared.path, prepared.card)
-                _keep(prepared.path, onnx)
-        print(f"{order.source.path} for {gpu.name} (compute capability {gpu.capability})")
-        print("\n".join([*plan.lines(), *(f"  {note}" for note in prepared.notes)]))
-        why = "is up to date" if state.fits else f"would be built: {'; '.join(state.reasons)}"
-        print(f"{target} {why}")
-        timings = timing_cache_path(gpu.name, gpu.capability, able.version)
-        print(shlex.join(trtexec.command(plan, onnx, target.with_suffix(".plan"), timings, gpu.index)))
-        kept = "" if args.save_onnx else f"; {onnx.name} is the patched graph, which --save-onnx FILE keeps"
-        print(f"nothing was built (--dry-run){kept}. A plan of trtexec has no header: what is built without it is "
-              f"loaded by other programs only", file=sys.stderr)  # fmt: skip
-    return 0
-
-
-def _assumed(args, config: Config):
-    """What the library can do, and the GPU: those of this machine, but for what is assumed."""
-    from ..runtimes import cuda, trt_library
-    from ..runtimes.trt import device_index
-
-    if args.assume_version:
-        numbers = trt_library.version_numbers(args.assume_version)
-        if len(numbers) < 2 or numbers < (10,):
-            raise ConfigError(f"--assume-version {args.assume_version}: expected 10.0 or newer, e.g. 10.3 or 11.4")
-        able = trt_library.Capabilities.assumed(args.assume_version)
-    else:
-        able = trt_library.load().capabilities
-    if not args.assume_gpu:
-        return able, cuda.load().device(device_index(config.runtime.device))
-    name, _, capability = args.assume_gpu.rpartition(" ")
-    if not name.strip() or len(trt_library.version_numbers(capability)) != 2:
-        raise ConfigError(
-            f"--assume-gpu '{args.assume_gpu}': expected its name and compute capability, e.g. 'Orin 8.7'"
-        )
-    return able, cuda.Gpu(device_index(config.runtime.device), name.strip(), capability, "assumed", "assumed", 0)
-
-
-def _keep(prepared: Path, target: Path) -> None:
-    from ..artifacts.cache import place
-
-    if target.suffix != ".onnx":
-        raise ConfigError(f"--save-onnx {target}: expected a name that ends in .onnx")
-    if target.exists():
-        raise ConfigError(f"--save-onnx {target}: is there already; name another file, or move it away")
-    place(target, prepared.read_bytes())
 
 
 def _build(args, name: str, config: Config) -> int:

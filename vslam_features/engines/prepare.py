@@ -32,7 +32,8 @@ class Prepared:
     """What is built from.
 
     Args:
-        path: of the file. sha256: its ``content_sha256``. card: of the engine.
+        path: of the file; the source itself, where nothing had to be changed. sha256: its ``content_sha256``.
+        card: of the engine.
         layers: nodes of the cores of attention, in the order of the graph; empty for a strongly typed engine.
         has_if: whether the graph branches.
         notes: what was done and what was not, in words.
@@ -62,19 +63,23 @@ def prepare(source: EngineSource, wish: EngineWish, able: Capabilities, folder: 
         model, text = _without_cumsum(model, source.path, able.version)
         notes.append(text)
         patches += [cumsum.PATCH] * text.startswith("CumSum: ")
-    layers: tuple[str, ...] = ()
-    precision = source.precision
+    changed, layers, precision = bool(patches), (), source.precision
     if "bf16-attention" in wish.patches:
-        model, layers, patch, text = _attention(model, source)
-        notes.append(text)
-        patches += [patch] if patch else []
-        precision = max(precision, "bf16", key=PRECISIONS.index) if patch and source.core_type == "bf16" else precision
+        done = _attention(model, source)
+        model, layers, changed = done.model, done.layers, changed or done.changed
+        notes.append(done.note)
+        patches += [done.patch] if done.patch else []
+        if done.patch:
+            precision = max(precision, "bf16", key=PRECISIONS.index)
     card = replace(plain.card, precision=precision)
     for patch in patches:
         card = replace(plain, card=card).patched_card(patch)
-    target = folder / f"{source.path.stem}.patched.onnx"
-    model_file.write(model, target)
-    return Prepared(target, content_sha256(target), card, layers, has_if, tuple(filter(None, notes)))
+    path, sha256 = source.path, source.sha256
+    if changed:
+        path = folder / f"{source.path.stem}.patched.onnx"
+        model_file.write(model, path)
+        sha256 = content_sha256(path)
+    return Prepared(path, sha256, card, layers, has_if, tuple(filter(None, notes)))
 
 
 def _inferred(model: ir.Model) -> ir.Model:
@@ -121,29 +126,36 @@ def _without_cumsum(model: ir.Model, path: Path, version: str) -> tuple[ir.Model
     return done.model, f"CumSum: {len(done.sums)} replaced by MatMul" if done.sums else ""
 
 
-def _attention(model: ir.Model, source: EngineSource) -> tuple[ir.Model, tuple[str, ...], str, str]:
-    """The graph, names of the nodes that need a type in a weakly typed engine, the patch, and what there is to say."""
+@dataclass(frozen=True)
+class _Attention:
+    """The graph, what is said, nodes that a weakly typed engine gives a type, whether it changed, and the patch."""
+
+    model: ir.Model
+    note: str
+    layers: tuple[str, ...] = ()
+    changed: bool = False
+    patch: str = ""
+
+
+def _attention(model: ir.Model, source: EngineSource) -> _Attention:
     cores, others = find_cores(model)
     if not cores:
         what = f"; Softmax that is none: {', '.join(list(others)[:4])}" if others else ""
-        return model, (), "", f"no core of attention: all of it computes as the file says{what}"
+        return _Attention(model, f"no core of attention: all of it computes as the file says{what}")
     if source.typing == "weak":
-        layers = _named(model, cores)
+        layers, renamed = _named(model, cores)
         patch = f"{bf16_attention.PATCH} by layer precisions" if source.core_type == "bf16" else ""
-        return model, layers, patch, f"attention: {len(cores)} cores in {source.core_type} by layer precisions"
+        note = f"attention: {len(cores)} cores in {source.core_type} by layer precisions"
+        return _Attention(model, note, layers, renamed, patch)
     done = bf16_attention.attention_in_bf16(model, centre_keys=True)
     if not done.cores:
-        return done.model, (), "", f"attention: {done.done} cores are in BF16 already"
-    return (
-        done.model,
-        (),
-        done.patch,
-        f"attention: {len(done.cores)} cores cast to BF16, keys of {done.centred} centred",
-    )
+        return _Attention(model, f"attention: {done.done} cores are in BF16 already")
+    note = f"attention: {len(done.cores)} cores cast to BF16, keys of {done.centred} centred"
+    return _Attention(done.model, note, (), True, done.patch)
 
 
-def _named(model: ir.Model, cores: list[Core]) -> tuple[str, ...]:
-    """Names of the nodes of cores that compute; TensorRT calls its layers so, where they are there and unique.
+def _named(model: ir.Model, cores: list[Core]) -> tuple[tuple[str, ...], bool]:
+    """Names of the nodes of cores that compute, and whether some are new: TensorRT calls its layers by unique ones.
 
     Moves of axes compute nothing, and TensorRT's parser may leave them out.
     """
@@ -152,7 +164,7 @@ def _named(model: ir.Model, cores: list[Core]) -> tuple[str, ...]:
     for node in model.graph.all_nodes():
         uses[node.name or ""] = uses.get(node.name or "", 0) + 1
     chosen = dict.fromkeys(node for core in cores for node in core.nodes if node.op_type not in MOVES)
-    for node in chosen:
-        if not node.name or uses[node.name] > 1:
-            node.name = names.new(node.name or f"{node.op_type}_{node.outputs[0].name}")
-    return tuple(node.name for node in chosen)
+    unclear = [node for node in chosen if not node.name or uses[node.name] > 1]
+    for node in unclear:
+        node.name = names.new(node.name or f"{node.op_type}_{node.outputs[0].name}")
+    return tuple(node.name for node in chosen), bool(unclear)
