@@ -234,6 +234,23 @@ def test_another_gpu_or_precision_than_asked_for_is_told(gpu, scale):
     assert "asked for 'cuda:7'" in active.note and "device_id 0 instead of 7" in active.note
 
 
+def test_what_is_wrong_is_not_lost_behind_the_librarys_own_source(gpu, scale):
+    def no_such_gpu(*_, **__):  # word for word 1.23.2
+        raise RuntimeError(
+            "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:60 static "
+            "onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const "
+            "onnxruntime::ProviderOptions&) [ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed "
+            'to parse provider option "device_id": cuda_execution_provider_info.cc:68 operator() Invalid device ID: 5, '
+            "must be between 0 (inclusive) and 1 (exclusive)."
+        )
+
+    gpu(no_such_gpu)
+    with pytest.raises(
+        RuntimeMissingError, match=r"Provider\): \[ONNXRuntimeError\].*Invalid device ID: 5.*a driver, CUDA"
+    ):
+        OnnxRuntime().load(scale, LoadRequest("cuda:5", threads=1))
+
+
 def test_settings_that_a_version_does_not_tell_are_not_missed():
     chain = provider_chain("tensorrt", PLAIN, "1.31.1")
     assert other_settings(chain, {}) == "" and other_settings(chain, {"device_id": "0", "trt_fp16_enable": "0"}) == ""

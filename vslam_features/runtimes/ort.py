@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,8 @@ class OnnxRuntime(Runtime):
         ort = library()
         chain = provider_chain(request.device, self.options, ort.__version__)
         wanted, session, problem = chain[0][0], None, ""
-        if wanted not in ort.get_available_providers():
+        built = wanted in ort.get_available_providers()
+        if not built:
             problem = "this build of the library has not got it"
         else:
             if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
@@ -103,7 +105,7 @@ class OnnxRuntime(Runtime):
             except Exception as error:  # the library's own exception types have no common root
                 if wanted == CPU:
                     raise ModelFileError(f"onnxruntime cannot load {path}: {reason(error)}") from error
-                problem = reason(error)
+                problem = _said(error)
             else:
                 if session.get_providers()[0] != wanted:
                     problem = f"the session got {', '.join(session.get_providers())}"
@@ -115,7 +117,7 @@ class OnnxRuntime(Runtime):
         if problem and request.strict:
             raise RuntimeMissingError(
                 f"onnxruntime {ort.__version__}: asked for '{request.device}' ({wanted}): {problem}; the library "
-                f"offers {', '.join(ort.get_available_providers())}; {_fix(request.device, problem)}"
+                f"offers {', '.join(ort.get_available_providers())}; {_fix(request.device, problem, built)}"
             )
         note = f"asked for '{request.device}' ({wanted}): {problem}" if problem else ""
         provider = session.get_providers()[0]
@@ -196,11 +198,23 @@ def _preload(ort) -> None:
         logger.info("onnxruntime.preload_dlls: %s", " ".join(said.getvalue().split()))
 
 
-def _fix(device: str, problem: str) -> str:
+def _said(error: Exception) -> str:
+    """What ONNX Runtime said, without the place in its source that comes first and would leave no room for it."""
+    return re.sub(r"^\S+\.cc:\d+ [^()]*\([^()]*\) ", "", reason(error, 4000))[:400]
+
+
+def _fix(device: str, problem: str, built: bool) -> str:
+    """``built``: the library has the device's provider."""
     if "associated shape profiles" in problem:  # what the library says where TensorRT takes parts of a graph only
         return (
             "TensorRT takes only parts of this graph, and what goes into a part needs shapes, too: add these names to "
             "all of trt_min_shapes, trt_opt_shapes and trt_max_shapes, or set the device to 'cuda'"
+        )
+    if built and device.startswith(("cuda", "tensorrt")):
+        libraries = "CUDA, cuDNN and TensorRT" if device.startswith("tensorrt") else "CUDA and cuDNN"
+        return (
+            f"install a driver, {libraries} that fit this build ('vslam-features doctor' shows what is there), or set "
+            "the device to 'cpu'"
         )
     if device.startswith(("cuda", "tensorrt")):
         return "install 'vslam_features[cuda]' in place of [cpu] and a driver that fits, or set the device to 'cpu'"
