@@ -42,8 +42,8 @@ class TensorRt(Runtime):
         )
         typing: str = option(
             "auto",
-            "Types of the network: strong has those of the model, weak lets TensorRT 10 choose; auto takes weak where "
-            "the library has it.",
+            "Types of the network: strong has those of the file, weak lets TensorRT 10 choose from an fp32 file; auto "
+            "is strong, and weak where there is no file of that precision.",
             choices=("auto", "strong", "weak"),
         )
         attention: str = option(
@@ -107,13 +107,9 @@ def device_index(device: str) -> int:
 
 def _computed(header: EngineHeader) -> list[str]:
     """The types that an engine computes in besides float32, for a parity record is of one precision."""
-    facts = header.facts
-    types = {facts.precision, *facts.layer_precisions.values()}
-    if "bf16-attention" in facts.patches:
-        types.add("bf16")
-    if facts.options.get("tf32"):
-        types.add("tf32")
-    return sorted(types - {"fp32"})
+    # The card's is that of the patched model; patches of the header are what was asked for, where it has a place.
+    types = {str(header.card.get("precision", "")), header.facts.precision, *header.facts.layer_precisions.values()}
+    return sorted(types - {"fp32", ""})
 
 
 def _limits(header: EngineHeader, name: str) -> str:

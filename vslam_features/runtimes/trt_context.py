@@ -36,7 +36,10 @@ class Context:
                 raise BackendError(f"TensorRT gives no execution context: {why}") from error
         if self._context is None:
             raise BackendError(f"TensorRT gives no execution context: {words(said)}")
-        self._call("set_device_memory", *memory)
+        with library.listening() as said:
+            self._call("set_device_memory", *memory)
+        if said:  # it returns nothing
+            raise BackendError(f"set_device_memory failed: {words(said)}")
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Shape of an input."""
@@ -58,7 +61,7 @@ class Context:
         if not self._inferred:
             missing = self._call("infer_shapes")
             if missing:
-                raise BackendError(f"TensorRT: infer_shapes: it misses {', '.join(missing)}")
+                raise BackendError(f"infer_shapes: TensorRT misses {', '.join(missing)}")
             self._inferred = True
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -84,7 +87,7 @@ class Context:
         with self._library.listening() as said:
             done = self._call(name, *args)
         if not done:
-            raise BackendError(f"TensorRT: {_shown(name, args)} failed: {words(said)}")
+            raise BackendError(f"{_shown(name, args)} failed: {words(said)}")
 
     def _call(self, name: str, *args):
         # By its name: a bound method would keep the context alive for as long as anybody keeps the error.
@@ -93,7 +96,7 @@ class Context:
                 return getattr(self._context, name)(*args)
             except Exception as error:  # its bindings raise RuntimeError and TypeError
                 why = words(said) if said else reason(error)
-                raise BackendError(f"TensorRT: {_shown(name, args)}: {why}") from error
+                raise BackendError(f"{_shown(name, args)}: {why}") from error
 
 
 def _shown(name: str, args: tuple) -> str:
@@ -125,7 +128,7 @@ class Allocator:
         try:
             self._buffers[name].fit(size)
         except BackendError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # of frames that are TensorRT's caller's
             return 0
         return self._buffers[name].address
 

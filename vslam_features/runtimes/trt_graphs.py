@@ -7,6 +7,7 @@ context of its own, which nothing else uses, and ends when a buffer moves.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ class Graphs:
         try:
             context.execute(self._stream)
         except BackendError:
-            release(lambda: self._cuda.destroy_graph(self._cuda.end_capture(self._stream)))
+            with contextlib.suppress(BackendError):  # as CUDA calls it where what was recorded is invalid
+                self._cuda.destroy_graph(self._cuda.end_capture(self._stream))
             raise
         graph = self._cuda.end_capture(self._stream)
         try:
