@@ -14,7 +14,12 @@ def for_cpu(model: onnx.ModelProto) -> bytes:
         return model.SerializeToString()
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    graph = made.graph
+    _convert(made.graph, types)
+    return made.SerializeToString()
+
+
+def _convert(graph: onnx.GraphProto, types: dict[str, int]) -> None:
+    """A graph and the bodies of its If and Loop nodes."""
     del graph.value_info[:]
     for i, each in enumerate(graph.initializer):
         if each.data_type == TensorProto.BFLOAT16:
@@ -24,16 +29,28 @@ def for_cpu(model: onnx.ModelProto) -> bytes:
             each.type.tensor_type.elem_type = TensorProto.FLOAT
     nodes = []
     for node in graph.node:
+        for body in _bodies(node):
+            _convert(body, types)
         nodes += _rounded(node, types)
     del graph.node[:]
     graph.node.extend(nodes)
-    return made.SerializeToString()
+
+
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [body for a in node.attribute for body in ([a.g] if a.HasField("g") else a.graphs)]
 
 
 def _types(model: onnx.ModelProto) -> dict[str, int]:
-    graph = shape_inference.infer_shapes(model).graph
-    found = {each.name: each.type.tensor_type.elem_type for each in [*graph.input, *graph.value_info, *graph.output]}
-    return found | {each.name: each.data_type for each in graph.initializer}
+    """By the names of tensors, which are unique over all bodies."""
+    found: dict[str, int] = {}
+    graphs = [shape_inference.infer_shapes(model).graph]
+    while graphs:
+        graph = graphs.pop()
+        ends = [*graph.input, *graph.value_info, *graph.output]
+        found |= {each.name: each.type.tensor_type.elem_type for each in ends}
+        found |= {each.name: each.data_type for each in graph.initializer}
+        graphs += [body for node in graph.node for body in _bodies(node)]
+    return found
 
 
 def _rounded(node: onnx.NodeProto, types: dict[str, int]) -> list[onnx.NodeProto]:
