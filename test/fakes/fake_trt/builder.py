@@ -171,6 +171,7 @@ def _facts(network: INetworkDefinition, config: IBuilderConfig) -> dict:
         "inputs": [dataclasses.asdict(each) for each in found.inputs],
         "outputs": [dataclasses.asdict(each) for each in found.outputs],
         "has_if": found.has_if,
+        "ks": found.ks,
         "optimization_level": config.builder_optimization_level,
         "workspace": config.get_memory_pool_limit(MemoryPoolType.WORKSPACE),
     }

@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import contextmanager
 
-import numpy as np
 from fake_gpu import device
 from fake_gpu.faults import FAULTS, misuse
 from fake_gpu.memory import MEMORY
@@ -17,6 +16,7 @@ from .dims import NUMPY, Dims, integer, text, volume
 from .graph_facts import Tensor
 from .logger import error, warn
 from .objects import alive
+from .prediction import K_LIMIT
 from .run import Run
 
 
@@ -32,7 +32,6 @@ class IExecutionContext:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, IOutputAllocator] = {}
-        self._predicted: dict[tuple, dict[str, tuple[int, ...]]] = {}
         self._user, self._flushed = None, None
         alive("contexts", self)
 
@@ -87,18 +86,27 @@ class IExecutionContext:
                 return Dims()
             if found in self._engine._inputs:
                 return Dims(self._shapes.get(name, found.shape))
-            return Dims(found.shape if self._unspecified() else self._output_shape(found))
+            if self._unspecified():
+                return Dims(found.shape)
+            try:
+                return Dims(self._engine._prediction.told(found, self._shapes, self._values()))
+            except RuntimeError as failure:
+                error(f"IExecutionContext::getTensorShape: Error Code 7: Internal Error ({failure})")
+                return Dims()
 
     def infer_shapes(self):
         """Names of inputs that are not specified; RuntimeError where the shapes do not go together."""
         with self._use("inferShapes"):
-            if FAULTS.hit("infer_shapes"):
-                error("IExecutionContext::inferShapes: Error Code 7: Internal Error (ordered fault)")
-                raise RuntimeError("infer_shapes error code: -1")
-            missing = self._unspecified()
-            if not missing:
-                self._predict()
-            return missing
+            try:
+                if FAULTS.hit("infer_shapes"):
+                    raise RuntimeError("ordered fault")
+                missing = self._unspecified()
+                if not missing:
+                    self._predicted()
+                return missing
+            except RuntimeError as failure:
+                error(f"IExecutionContext::inferShapes: Error Code 7: Internal Error ({failure})")
+                raise RuntimeError("infer_shapes error code: -1") from failure
 
     def set_tensor_address(self, name, memory):
         address = integer(memory)
@@ -106,6 +114,8 @@ class IExecutionContext:
             if FAULTS.hit("set_tensor_address") or not self._tensor(text(name), self._all()):
                 error(f"IExecutionContext::setTensorAddress: Error Code 3: API Usage Error ({name})")
                 return False
+            if address % 256 and self._engine.get_tensor_location(name).name == "DEVICE":
+                raise misuse(f"{name}: address {address:#x} is not aligned to 256 bytes")
             self._changes += self._addresses.get(name) != address
             self._addresses[name] = address
             return True
@@ -170,17 +180,19 @@ class IExecutionContext:
         if missing:
             return f"inputs without a shape: {', '.join(missing)}"
         for each in self._all():
-            dependent = each.data_dependent and not self._allocators.get(each.name)
-            if dependent:
+            if each.data_dependent and not self._allocators.get(each.name):
                 return f"output {each.name} has a data-dependent shape and no output allocator"
             if not self._addresses.get(each.name) and not self._allocators.get(each.name):
                 return f"the address of {each.name} is not set"
-        for each in self._engine._inputs:
-            if each.is_shape:
-                low, _, high = self._engine._profiles[self._profile]["values"][each.name]
-                values = self._host_values(each)
-                if any(not a <= v <= b for a, v, b in zip(low, values, high)):
-                    return f"values {values} of {each.name} are outside of the profile [{low}, {high}]"
+        for name, values in self._values().items():
+            low, _, high = self._engine._profiles[self._profile]["values"][name]
+            if any(not a <= value <= b for a, value, b in zip(low, values, high)):
+                return f"values {values} of {name} are outside of the profile {low}..{high}"
+        try:
+            if self._engine._prediction.largest_k(self._shapes, self._values()) > K_LIMIT:
+                return f"a TopK takes more than {K_LIMIT} elements"
+        except RuntimeError as failure:
+            return str(failure)
         if self._engine._device != device.current() or stream.device not in (device.current(), self._engine._device):
             return "the stream or the engine belongs to another GPU than the one that this thread uses"
         if stream.capture and self._flushed != self._shapes:
@@ -209,35 +221,11 @@ class IExecutionContext:
             or (each.is_shape and not self._addresses.get(each.name))
         ]
 
-    def _output_shape(self, output: Tensor) -> tuple[int, ...]:
-        if output.data_dependent:
-            known = {d for each in self._engine._inputs for d in each.dims}
-            real = self._predict()[output.name]
-            return tuple(
-                size if declared >= 0 or dim in known else -1
-                for size, declared, dim in zip(real, output.shape, output.dims)
-            )
-        return self._predict()[output.name]
+    def _predicted(self) -> dict[str, tuple[int, ...]]:
+        return self._engine._prediction.shapes(self._shapes, self._values())
 
-    def _predict(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the outputs for the shapes of the inputs: what a run on ones gives."""
-        values = tuple((e.name, tuple(self._host_values(e))) for e in self._engine._inputs if e.is_shape)
-        key = (tuple(sorted(self._shapes.items())), values)
-        if key not in self._predicted:
-            feed = {}
-            for each in self._engine._inputs:
-                shape = self._shapes.get(each.name, tuple(each.shape))
-                feed[each.name] = np.ones(shape, NUMPY[each.dtype])
-                if each.is_shape:
-                    feed[each.name] = np.array(self._host_values(each), NUMPY[each.dtype]).reshape(shape)
-            try:
-                results = self._engine._session.run(None, feed)
-            except Exception as failure:  # onnxruntime raises kinds of its own
-                error(f"IExecutionContext::inferShapes: Error Code 7: Internal Error ({failure})")
-                raise RuntimeError("infer_shapes error code: -1") from failure
-            names = [each.name for each in self._engine._outputs]
-            self._predicted[key] = {name: result.shape for name, result in zip(names, results)}
-        return self._predicted[key]
+    def _values(self) -> dict[str, list[int]]:
+        return {each.name: self._host_values(each) for each in self._engine._inputs if each.is_shape}
 
     def _host_values(self, each: Tensor) -> list[int]:
         count, kind = volume(each.shape), NUMPY[each.dtype]

@@ -6,73 +6,68 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+_BF16, _FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 
-def for_cpu(model: onnx.ModelProto) -> bytes:
-    """A serialized model with the same names of inputs and outputs, none of them BF16."""
-    types = _types(model)
-    if TensorProto.BFLOAT16 not in types.values():
-        return model.SerializeToString()
+
+def for_cpu(model: onnx.ModelProto, ks: list[str]) -> bytes:
+    """A serialized model with the same names of inputs and outputs, none of them BF16.
+
+    Args:
+        ks: tensors that become outputs too.
+    """
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    _convert(made.graph, types)
+    types: dict[str, int] = {}
+    _collect(shape_inference.infer_shapes(model).graph, types)
+    _change(made.graph, {name for name, kind in types.items() if kind == _BF16})
+    named = {each.name for each in made.graph.output}
+    made.graph.output.extend(helper.make_tensor_value_info(k, TensorProto.INT64, None) for k in ks if k not in named)
     return made.SerializeToString()
 
 
-def _convert(graph: onnx.GraphProto, types: dict[str, int]) -> None:
-    """A graph and the bodies of its If and Loop nodes."""
+def _collect(graph: onnx.GraphProto, types: dict[str, int]) -> None:
+    for each in [*graph.input, *graph.value_info, *graph.output]:
+        types[each.name] = each.type.tensor_type.elem_type
+    types.update({each.name: each.data_type for each in graph.initializer})
+    for node in graph.node:
+        for inner in _subgraphs(node):
+            _collect(inner, types)
+
+
+def _change(graph: onnx.GraphProto, wide: set[str]) -> None:
     del graph.value_info[:]
-    for i, each in enumerate(graph.initializer):
-        if each.data_type == TensorProto.BFLOAT16:
-            graph.initializer[i].CopyFrom(_as_float(each))
     for each in [*graph.input, *graph.output]:
-        if each.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            each.type.tensor_type.elem_type = TensorProto.FLOAT
+        if each.type.tensor_type.elem_type == _BF16:
+            each.type.tensor_type.elem_type = _FLOAT
+    for each in graph.initializer:
+        if each.data_type == _BF16:
+            each.CopyFrom(_as_float(each))
     nodes = []
     for node in graph.node:
-        for body in _bodies(node):
-            _convert(body, types)
-        nodes += _rounded(node, types)
+        for inner in _subgraphs(node):
+            _change(inner, wide)
+        nodes += _rounded(node, wide)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [body for a in node.attribute for body in ([a.g] if a.HasField("g") else a.graphs)]
-
-
-def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """By the names of tensors, which are unique over all bodies."""
-    found: dict[str, int] = {}
-    graphs = [shape_inference.infer_shapes(model).graph]
-    while graphs:
-        graph = graphs.pop()
-        ends = [*graph.input, *graph.value_info, *graph.output]
-        found |= {each.name: each.type.tensor_type.elem_type for each in ends}
-        found |= {each.name: each.data_type for each in graph.initializer}
-        graphs += [body for node in graph.node for body in _bodies(node)]
-    return found
-
-
-def _rounded(node: onnx.NodeProto, types: dict[str, int]) -> list[onnx.NodeProto]:
-    wide = [name for name in node.output if types.get(name) == TensorProto.BFLOAT16]
-    if node.op_type == "Constant":
-        for attribute in node.attribute:
-            if attribute.name == "value" and attribute.t.data_type == TensorProto.BFLOAT16:
-                attribute.t.CopyFrom(_as_float(attribute.t))
-        return [node]
-    if not wide:
-        return [node]
+def _rounded(node: onnx.NodeProto, wide: set[str]) -> list[onnx.NodeProto]:
     for attribute in node.attribute:
-        if attribute.name == "to" and node.op_type == "Cast":
-            attribute.i = TensorProto.FLOAT
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == _BF16:
+            attribute.t.CopyFrom(_as_float(attribute.t))
+        if attribute.name == "to" and attribute.i == _BF16:
+            attribute.i = _FLOAT
     added = []
     for i, name in enumerate(node.output):
         if name in wide:
             node.output[i] = f"{name}__wide"
-            cast = helper.make_node("Cast", [f"{name}__wide"], [f"{name}__bf16"], to=TensorProto.BFLOAT16)
-            back = helper.make_node("Cast", [f"{name}__bf16"], [name], to=TensorProto.FLOAT)
-            added += [cast, back]
+            added.append(helper.make_node("Cast", [f"{name}__wide"], [f"{name}__bf16"], to=_BF16))
+            added.append(helper.make_node("Cast", [f"{name}__bf16"], [name], to=_FLOAT))
     return [node, *added]
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
 def _as_float(tensor: onnx.TensorProto) -> onnx.TensorProto:

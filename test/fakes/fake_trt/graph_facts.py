@@ -58,7 +58,11 @@ class Layer:
 
 @dataclass
 class Facts:
-    """All of a network."""
+    """All of a network.
+
+    ``unequal_branches``: nodes If whose branches give other shapes. ``shapes_of_data``: nodes that take a shape from
+    data, which TensorRT refuses. ``ks``: tensors that say how many a TopK takes.
+    """
 
     inputs: list[Tensor]
     outputs: list[Tensor]
@@ -66,6 +70,8 @@ class Facts:
     types: dict[str, str] = field(default_factory=dict)
     has_if: bool = False
     unequal_branches: list[str] = field(default_factory=list)
+    shapes_of_data: list[str] = field(default_factory=list)
+    ks: list[str] = field(default_factory=list)
 
 
 def facts(model: onnx.ModelProto) -> Facts:
@@ -80,19 +86,34 @@ def facts(model: onnx.ModelProto) -> Facts:
     shapes = _shape_inputs(graph.node, {each.name for each in inputs})
     for each in inputs:
         each.is_shape = each.name in shapes and each.dtype in ("INT32", "INT64") and len(each.shape) < 2
-    tainted = _Taint({each.name for each in inputs if not each.is_shape}).outputs(graph.node)
-    dims = {name for each in inputs for name in each.dims}
+    taint = _Taint({each.name for each in inputs if not each.is_shape})
+    tainted = taint.outputs(graph.node)
+    dims = {name for each in inputs for name in each.dims if name}
     for each in outputs:
         free = [size for size, dim in zip(each.shape, each.dims) if size < 0 and dim not in dims]
         each.data_dependent = each.name in tainted and bool(free)
+    nodes = list(all_nodes(graph.node))
+    made = {name for node in graph.node for name in node.output} | {each.name for each in graph.initializer}
     return Facts(
         inputs,
         outputs,
-        [*_constants(graph), *(_layer(node) for node in graph.node)],
+        _unique([*_constants(graph), *(_layer(node) for node in nodes)]),
         known,
-        any(node.op_type == "If" for node in graph.node),
-        [node.name or node.output[0] for node in graph.node if node.op_type == "If" and _unequal(node)],
+        any(node.op_type in ("If", "Loop", "Scan") for node in nodes),
+        [node.name or node.output[0] for node in nodes if node.op_type == "If" and _unequal(node)],
+        taint.illegal,
+        list(dict.fromkeys(node.input[1] for node in nodes if node.op_type == "TopK" and node.input[1] in made)),
     )
+
+
+def _unique(layers: list[Layer]) -> list[Layer]:
+    """A name that was taken before gets a number, as in the parser."""
+    seen: dict[str, int] = {}
+    for layer in layers:
+        seen[layer.name] = seen.get(layer.name, -1) + 1
+        if seen[layer.name]:
+            layer.name = f"{layer.name}_{seen[layer.name]}"
+    return layers
 
 
 def _constants(graph) -> list[Layer]:
@@ -118,7 +139,7 @@ def _shape_inputs(nodes, inputs: set[str]) -> set[str]:
     makers = {name: node for node in nodes for name in node.output}
     waiting, seen = [], set()
     for node in all_nodes(nodes):
-        waiting += [node.input[i] for i in _SHAPE_OPERANDS.get(node.op_type, ()) if i < len(node.input)]
+        waiting += _operands(node)
     while waiting:
         name = waiting.pop()
         if name in seen or not name:
@@ -131,10 +152,11 @@ def _shape_inputs(nodes, inputs: set[str]) -> set[str]:
 
 
 class _Taint:
-    """Follows through the graph which values come of data and which shapes come of such values."""
+    """Follows through the graph which values come of data, and which shapes are known only when data are."""
 
     def __init__(self, data: set[str]):
-        self.values, self.shapes = set(data), set()
+        self.values, self.late, self.shapes = set(data), set(), set()
+        self.illegal: list[str] = []  # nodes that take a shape from data, which the library refuses
 
     def outputs(self, nodes) -> set[str]:
         """Names of tensors whose shape depends on data."""
@@ -147,17 +169,27 @@ class _Taint:
             self.outputs(graph.node)
         inside = [each.name for graph in _subgraphs(node) for each in graph.output]
         used = [*node.input, *inside]
-        operands = [node.input[i] for i in _SHAPE_OPERANDS.get(node.op_type, ()) if i < len(node.input)]
+        operands = _operands(node)
+        if any(name in self.values for name in operands):
+            self.illegal.append(node.name or node.output[0])
         if (
             node.op_type in _DATA_DEPENDENT
-            or any(name in self.values for name in operands)
+            or any(name in self.late for name in operands)
             or any(name in self.shapes for name in used)
             or (node.op_type == "If" and node.input[0] in self.values and _unequal(node))
         ):
             self.shapes.update(node.output)
-        of_shapes = node.op_type in ("Shape", "Size")
-        if any(name in (self.shapes if of_shapes else self.values) for name in used):
-            self.values.update(node.output)
+        if node.op_type in ("Shape", "Size"):
+            if any(name in self.shapes for name in used):
+                self.late.update(node.output)
+            return
+        for kind in (self.values, self.late):
+            if any(name in kind for name in used):
+                kind.update(node.output)
+
+
+def _operands(node) -> list[str]:
+    return [node.input[i] for i in _SHAPE_OPERANDS.get(node.op_type, ()) if i < len(node.input) and node.input[i]]
 
 
 def _subgraphs(node) -> list:

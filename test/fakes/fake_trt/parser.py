@@ -108,7 +108,10 @@ class OnnxParser:
         if found.unequal_branches and not versions.since(10, 11):
             desc = "IIfConditionalOutputLayer inputs must have the same shape."
             return self._refuse([ParserError(desc, "INVALID_NODE", 0, name, "If") for name in found.unequal_branches])
-        self._network._fill(found, for_cpu(proto))
+        if found.shapes_of_data:
+            desc = "the shape must be a build time constant or come of shape tensors"
+            return self._refuse([ParserError(desc, "UNSUPPORTED_NODE", 0, name) for name in found.shapes_of_data])
+        self._network._fill(found, for_cpu(proto, found.ks))
         return True
 
     def _unsupported(self, proto) -> list[ParserError]:

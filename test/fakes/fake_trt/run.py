@@ -22,8 +22,7 @@ class Run:
         self._context, self._engine = weakref.ref(context), context._engine
         self.addresses = dict(context._addresses)
         self._shapes = {e.name: context._shapes.get(e.name, tuple(e.shape)) for e in self._engine._inputs}
-        self._predicted = context._predict()
-        self._values = {e.name: context._host_values(e) for e in self._engine._inputs if e.is_shape}
+        self._predicted, self._values = context._predicted(), context._values()
         self._results: dict[str, np.ndarray] | None = None
         self._memory, self._changes, self.captured = context._memory, context._changes, False
 
@@ -39,7 +38,7 @@ class Run:
             raw = MEMORY.device_bytes(self.addresses[each.name], size, f"input {each.name}") if size else b""
             feed[each.name] = np.frombuffer(bytes(raw), kind).reshape(shape)
         names = [each.name for each in self._engine._outputs]
-        results = dict(zip(names, self._engine._session.run(None, feed)))
+        results = dict(zip(names, self._engine._session.run(names, feed)))
         self._results = spoil(self._engine._key, feed, results)
 
     def shape(self, output: Tensor) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from .host_memory import host_memory
 from .logger import error, register, warn
 from .objects import alive
 from .plan import unpack
+from .prediction import Prediction
 
 
 class Runtime:
@@ -57,6 +58,7 @@ class ICudaEngine:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
         self._session = onnxruntime.InferenceSession(graph, options, ["CPUExecutionProvider"])
+        self._prediction = Prediction(self._session, self._inputs, self._outputs, facts["ks"])
         alive("engines", self)
 
     name = property(lambda self: self._facts["network"])
