@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -85,6 +87,7 @@ def test_values_that_shapes_depend_on_stay_on_the_host(tmp_path, fake_tensorrt):
         inputs = {"x": rng.standard_normal((9, 4)).astype(np.float32), "n": np.array([n])}
         assert_same(session.run(inputs), expected(model, inputs))
     assert fake_tensorrt.calls("cudaGraphLaunch") == 3  # of 4, 7 and 4, which came three times before
+    assert fake_tensorrt.calls("infer_shapes") == 9  # whether TensorRT sees a new value at an old address is not said
 
 
 def test_results_belong_to_the_caller(matcher):
@@ -260,6 +263,22 @@ def test_a_collected_session_leaves_the_gpu_of_the_thread_alone(tmp_path, fake_t
     gc.collect()
     assert gone() is None and not any(fake_tensorrt.live().values())
     assert fake_tensorrt.cuda.cudaGetDevice()[1] == 0
+
+
+def test_what_is_open_at_the_end_of_the_process_is_given_back(matcher):
+    program = f"""
+import atexit
+from cuda.bindings import runtime
+from fake_trt import objects
+atexit.register(lambda: print(sum(runtime.live().values()), sum(objects.counts().values())))
+from pathlib import Path
+from vslam_features.runtimes.base import LoadRequest
+from vslam_features.runtimes.trt import TensorRt
+session = TensorRt().load(Path({str(matcher[0])!r}), LoadRequest("cuda"))
+assert runtime.live()["streams"] == 1
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
 
 
 def test_a_closed_session_says_so_and_closes_twice(matcher, fake_tensorrt):

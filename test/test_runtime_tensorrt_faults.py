@@ -1,6 +1,7 @@
 """Whatever fails, of CUDA or of TensorRT: a typed error that says what, and nothing stays on the GPU."""
 
 import gc
+import importlib
 import sys
 import threading
 import weakref
@@ -177,6 +178,15 @@ def test_a_failed_launch_costs_one_run(matcher, fake_tensorrt):
     with pytest.raises(BackendError, match="^tensorrt .*: cudaGraphLaunch: cudaErrorLaunchFailure"):
         session.run(inputs_of(4))
     assert_same(session.run(inputs_of(4)), expected(model, inputs_of(4)))
+
+
+def test_a_failed_run_leaves_no_work_behind(matcher, fake_tensorrt):
+    """The next one changes addresses and memory that it would still use."""
+    session = open_session(matcher[0])
+    fake_tensorrt.set_faults(cudaMemcpyAsync=3)  # of the first output, when the run is enqueued
+    with pytest.raises(BackendError, match="cudaMemcpyAsync"):
+        session.run(inputs_of(4))
+    assert [len(stream.queue) for stream in importlib.import_module("fake_gpu.streams").STREAMS.values()] == [0]
 
 
 def test_an_error_that_somebody_keeps_holds_nothing(matcher, fake_tensorrt):
