@@ -22,7 +22,12 @@ from model_helpers import (
 
 from vslam_features.artifacts.saved_pairs import load, pairs_in
 from vslam_features.cli import models_collect
+from vslam_features.config import Config
 from vslam_features.maps.reader import MapReader
+from vslam_features.replay.image_source import ImageSource
+from vslam_features.replay.open_source import open_source
+from vslam_features.replay.runner import replay
+from vslam_features.types import PairKind, Status
 
 
 def settings_of(values) -> list[str]:
@@ -152,6 +157,43 @@ def test_dense_maps_are_saved_as_they_go_in(tiny, walk, tmp_path, capsys):  # no
     code = command("models", "verify", "tiny-matcher", "--inputs", str(out))
     err = capsys.readouterr().err
     assert code == 1 and "holds features of dense-features, tiny-matcher matches features of tiny-features" in err
+
+
+def test_an_interrupted_replay_gives_what_was_seen(tiny, walk, tmp_path, capsys, monkeypatch):  # noqa: F811
+    whole = ImageSource.__iter__
+
+    def interrupted(self):
+        for i, frame in enumerate(whole(self)):
+            if i == 8:
+                raise KeyboardInterrupt
+            yield frame
+
+    monkeypatch.setattr(ImageSource, "__iter__", interrupted)
+    code, text, _ = collect(capsys, walk, "--out", tmp_path / "saved", *SET)
+    assert code == 130 and "note: the input was not read whole: interrupted after 8 of 20 images" in text
+    assert max(p.keyframes[0] for p in pairs_in(tmp_path / "saved").values()) == 7
+
+
+def test_pairs_on_which_the_matcher_fails_are_the_first_to_be_saved(tiny, walk, tmp_path, capsys):  # noqa: F811
+    """Every third run of the matcher gives NaN, which the fallback makes good."""
+    fake = {
+        "runtime.name": "fake",
+        "runtime.options.only": "tiny-matcher",
+        "runtime.options.nan_calls": "3,6,9,12,15,18",
+    }
+    code, text, err = collect(capsys, walk, "--out", tmp_path / "saved", *SET, *settings_of(fake))
+    assert code == 0, err
+    assert "note: tiny-matcher: 6 runs failed, 6 made good" in text and "searches failed" in text
+    saved = pairs_in(tmp_path / "saved").values()
+    config = Config.from_flat({**TINY, **fake})
+    with open_source(walk, config) as source:
+        log = replay(source)
+    failed = {
+        (p.kf_id, p.ref_kf_id) for p in log.pairs if p.status is Status.FAULT_RECOVERED and p.kind is PairKind.LOOP
+    }
+    revisits = {p.keyframes for p in saved if p.kind == "revisit"}
+    assert failed and failed & revisits and not failed & {p.keyframes for p in saved if p.kind == "control"}
+    assert len(saved) == 8
 
 
 def test_a_map_gives_its_pairs_and_stays_as_it_is(tiny, walk, tmp_path, capsys):  # noqa: F811

@@ -78,6 +78,18 @@ def test_revisits_are_verified_loops_first_then_those_with_most_matches():
     )  # fmt: skip
 
 
+def test_pairs_on_which_the_model_failed_come_first_and_are_no_controls():
+    recovered, nan = Status.FAULT_RECOVERED, Status.NON_FINITE
+    found = [
+        seen(20, 10, 90, status=recovered), seen(40, 33, 22), seen(33, 22, 0, status=nan),
+        seen(50, 5, 0, PairKind.LOOP, Status.BACKEND_ERROR), seen(60, 9, 20, PairKind.LOOP),
+        seen(9, 8, 50, status=recovered), seen(8, 7, 0, status=nan), seen(7, 6, 90),
+    ]  # fmt: skip
+    choice = choose(found, 8)
+    assert ids(choice, "wide") == [(33, 22), (20, 10), (40, 33)]
+    assert ids(choice, "revisit") == [(50, 5), (60, 9)] and ids(choice, "control") == [(7, 6)]
+
+
 def test_controls_are_adjacent_keyframes_of_a_middling_number():
     adjacent = [seen(i * 10, i * 10 - 1, n) for i, n in enumerate((300, 100, 200, 20, 260), 1)]
     assert ids(choose(adjacent, 2), "control") == [(30, 29), (50, 49)]
@@ -127,7 +139,7 @@ def test_any_pairs_make_a_choice_of_the_wanted_number_where_there_are_so_many(fo
     choice = choose(found, wanted)
     assert len(choice.pairs) == min(wanted, len(worth))
     assert len({(p.kf_id, p.ref_kf_id) for _, p in choice.pairs}) == len(choice.pairs)
-    assert all(kind == p.worth and p.matches for kind, p in choice.pairs)
+    assert all(kind == p.worth and (p.matches or p.failed) for kind, p in choice.pairs)
     short = any(choice.count(kind) < share for kind, share in shares(wanted).items())
     assert bool(choice.notes) == short
     assert choose(reversed(found), wanted) == choose(found, wanted) or len(last) < len(found)

@@ -144,6 +144,8 @@ def _save(args, path: Path, source: str, config, notes: list[str]) -> None:
         require_matcher(reader, matcher, config.matcher.name)
         with ProgressBar(quiet=args.json, unit="searches") as bar:
             more = wide_pairs(reader, matcher, args.pairs, bar)
+        if (counts := matcher.matcher.engine.counts).faults:
+            notes.append(f"{name}: {counts.faults} of {counts.runs} searches failed, {counts.recovered} made good")
         with ProgressBar(quiet=args.json, unit="keyframes") as bar:
             found = collect(
                 reader, args.out, args.pairs, matcher=name, source=source, more=more, replace=args.force, progress=bar

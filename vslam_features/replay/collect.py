@@ -15,6 +15,8 @@ from ..artifacts.saved_pairs import KINDS
 from ..types import PairKind, PairResult, Status
 
 PLACES = PairKind.LOOP, PairKind.RELOCALISATION
+FAILED = Status.FAULT_RECOVERED, Status.NON_FINITE, Status.BACKEND_ERROR
+"""The model failed on the pair, whether or not the fallback made it good."""
 NEAR = 3
 """Two pairs whose keyframes are no further apart than this (in count) show about the same."""
 
@@ -46,13 +48,20 @@ class SeenPair:
     @property
     def worth(self) -> str:
         """Which of ``KINDS`` it is; empty where it proves little: without a match, or neighbours that do not verify."""
-        if not self.matches:
+        if not (self.matches or self.failed):
             return ""
         if self.kind in PLACES:
             return "revisit"
-        if self.kind is not PairKind.TRACK or not self.status.confirms:
+        if self.kind is not PairKind.TRACK or not (self.status.confirms or self.failed):
             return ""
-        return "control" if self.kf_id - self.ref_kf_id < 2 else "wide"
+        if self.kf_id - self.ref_kf_id >= 2:
+            return "wide"
+        return "" if self.failed else "control"
+
+    @property
+    def failed(self) -> bool:
+        """The model failed on it."""
+        return self.status in FAILED
 
     def near(self, other: SeenPair) -> bool:
         """True where both pairs show about the same."""
@@ -83,7 +92,8 @@ def choose(seen: Iterable[SeenPair], wanted: int) -> Choice:
 
     Wide are neighbours, but not adjacent ones, that still verify with the fewest matches, and of equals those that
     moved most. Revisits are attempted loops: verified ones with the fewest matches, then those that are not, with the
-    most. Controls are adjacent keyframes with a middling number. Pairs of a kind show different places where they can.
+    most. Of both, those come first on which the model failed. Controls are adjacent keyframes with a middling number,
+    on which it did not. Pairs of a kind show different places where they can.
     """
     by_kind: dict[str, list[SeenPair]] = {kind: [] for kind in KINDS}
     for pair in {(p.kf_id, p.ref_kf_id): p for p in seen}.values():
@@ -130,8 +140,9 @@ def look_wide(
         good, bad, step = 1, start + 1, 2
         while step < bad and bad - good > max(1, good // 4):
             pair = match(ids[start], ids[start - step])
-            if pair.status.confirms:
+            if pair.worth:
                 found.append(pair)
+            if pair.status.confirms:
                 good = step
             else:
                 bad = step
@@ -141,12 +152,13 @@ def look_wide(
 
 
 def _hard(pair: SeenPair) -> tuple:
-    return pair.matches, -pair.moved, pair.kf_id, pair.ref_kf_id
+    return not pair.failed, pair.matches, -pair.moved, pair.kf_id, pair.ref_kf_id
 
 
 def _revisit(pair: SeenPair) -> tuple:
     sure = pair.status.confirms
-    return (not sure, pair.matches if sure else -pair.matches, -pair.moved, pair.kf_id, pair.ref_kf_id)
+    few = pair.matches if sure else -pair.matches
+    return not pair.failed, not sure, few, -pair.moved, pair.kf_id, pair.ref_kf_id
 
 
 def _spread(ranked: list[SeenPair], most: int) -> list[SeenPair]:

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..artifacts.cases import matching
 from ..artifacts.saved_pairs import SavedPair, remove_others, require_same_features, save
-from ..errors import DataError
+from ..errors import BackendError, DataError
 from ..maps.reader import MapReader
 from ..matching.base import require_kind
 from ..matching.verified import VerifiedMatcher
-from ..types import Features, Keyframe, Matches, PairKind, PairResult
+from ..types import Features, Keyframe, Matches, PairKind, PairResult, Status
 from .collect import Choice, SeenPair, choose, look_wide, shares
 from .gain_views import descriptor_length
 
@@ -58,8 +58,10 @@ def wide_pairs(reader: MapReader, matcher: VerifiedMatcher, wanted: int, progres
 
     def match(kf_id: int, ref_kf_id: int) -> SeenPair:
         new, old = keyframe(kf_id), keyframe(ref_kf_id)
-        # As neighbours are matched: they are not rejected beforehand.
-        matches = matcher.match(new.features, old.features, new.camera, old.camera, overlapping=True)
+        try:  # as neighbours are matched: they are not rejected beforehand
+            matches = matcher.match(new.features, old.features, new.camera, old.camera, overlapping=True)
+        except BackendError as error:  # counted by the engine; the more reason to save the pair
+            matches = Matches.empty(Status.BACKEND_ERROR, detail=str(error))
         pair = PairResult(PairKind.TRACK, kf_id, ref_kf_id, old.stamp_ns, matches)
         return SeenPair.of(pair, new.stamp_ns, _moved(new.features, old.features, matches))
 

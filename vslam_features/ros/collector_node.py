@@ -31,6 +31,7 @@ RELIABLE = QoSProfile(depth=200, reliability=ReliabilityPolicy.RELIABLE)
 WAIT_S = 5.0
 """Discovery takes a part of a second; and diagnostics come once a second."""
 _POLL_S = 0.1
+_SETTLE_S = 2.0  # pairs are published before they are in the map, and diagnostics are a second old
 _MODEL = "model "
 
 
@@ -66,15 +67,13 @@ def listen(
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         try:
-            _wait_for(node, executor, wait_s)
-            end, notes = time.monotonic() + seconds, []
+            if not _spin(executor, wait_s, lambda: node.present):
+                raise ConfigError(f"--node: {node.absent}")
+            notes: list[str] = []
             try:
-                while not enough(node.pairs, wanted):
-                    progress(len(choose(node.pairs, wanted).pairs), wanted)
-                    if time.monotonic() > end:
-                        notes.append(f"{name} did not bring enough pairs in {seconds:g} s")
-                        break
-                    executor.spin_once(timeout_sec=_POLL_S)
+                if not _spin(executor, seconds, lambda: _told(node.pairs, wanted, progress)):
+                    notes.append(f"{name} did not bring enough pairs in {seconds:g} s")
+                _spin(executor, _SETTLE_S, lambda: False)
             except (KeyboardInterrupt, ExternalShutdownException):
                 notes.append("interrupted: what had come by then is used")
             return node.heard(notes)
@@ -180,13 +179,20 @@ class CollectorNode(Node):
                 self.pairs.clear()  # they are in the map of before
 
 
-def _wait_for(node: CollectorNode, executor: SingleThreadedExecutor, wait_s: float) -> None:
-    """Returns when the front-end is there. Raises ConfigError."""
-    end = time.monotonic() + wait_s
-    while not node.present:
+def _spin(executor: SingleThreadedExecutor, seconds: float, done: Callable[[], bool]) -> bool:
+    """Spin until it is ``done``; False where the time is over first."""
+    end = time.monotonic() + seconds
+    while not done():
         if time.monotonic() > end:
-            raise ConfigError(f"--node: {node.absent}")
+            return False
         executor.spin_once(timeout_sec=_POLL_S)
+    return True
+
+
+def _told(pairs: list[SeenPair], wanted: int, progress: Callable[[int, int], None]) -> bool:
+    """Whether these are enough pairs."""
+    progress(len(choose(pairs, wanted).pairs), wanted)
+    return enough(pairs, wanted)
 
 
 def _seen(row, stamp_ns: int) -> SeenPair:
