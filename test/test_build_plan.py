@@ -13,10 +13,11 @@ pytest.importorskip("spox")
 import graph_helpers  # noqa: E402
 from engine_helpers import CARD, CORES, ORIN, SHAPES, T4, able, attention_nodes, graph, order, place  # noqa: E402
 from model_helpers import own_cache  # noqa: E402, F401
-from onnx import TensorProto, helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from patch_helpers import saved  # noqa: E402
 
 from vslam_features.artifacts.card import ModelCard, read_card  # noqa: E402
+from vslam_features.artifacts.preprocessing import Preprocessing  # noqa: E402
 from vslam_features.artifacts.store import content_sha256  # noqa: E402
 from vslam_features.engines import trtexec  # noqa: E402
 from vslam_features.engines.make import planned  # noqa: E402
@@ -281,6 +282,43 @@ def test_a_model_without_attention(tmp_path):
     prepared, plan = planned(order(str(path), attention="bf16"), able("10.3"), tmp_path)
     assert not plan.layers and prepared.card.patches == () and prepared.card.precision == "fp32"
     assert any(note.startswith("no core of attention") for note in prepared.notes)
+
+
+def global_file(tmp_path, preprocessing):
+    """A convolution of an image of any number of channels, which TensorRT wants to know."""
+    weights = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w")
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, "C", "H", "W"])
+    out = helper.make_tensor_value_info("descriptor", TensorProto.FLOAT, [1, 4, "h", "w"])
+    graph_ = helper.make_graph(
+        [helper.make_node("Conv", ["image", "w"], ["descriptor"])], "g", [image], [out], [weights]
+    )
+    made = helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return saved(made, tmp_path / "g.onnx", ModelCard("global", "g", "CC0-1.0", preprocessing=preprocessing))
+
+
+def shape_of(path, name="image"):
+    (found,) = (i for i in onnx.load(path).graph.input if i.name == name)
+    return [d.dim_value or d.dim_param for d in found.type.tensor_type.shape.dim]
+
+
+def test_axes_without_a_choice_are_fixed_in_the_graph(tmp_path):
+    """ "number of channels in input tensor to a convolution layer must not be dynamic", says TensorRT."""
+    path = global_file(tmp_path, Preprocessing("rgb"))
+    prepared, plan = planned(order(str(path)), able("10.3"), tmp_path)
+    assert shape_of(prepared.path) == [1, 3, "H", "W"] and shape_of(path) == [1, "C", "H", "W"]
+    assert "fixed in the graph: image 1x3x?x?" in prepared.notes
+    assert [str(p) for p in plan.profiles.values()] == ["1x3x96x96,1x3x480x640,1x3x1024x1280"]
+    assert prepared.sha256 == content_sha256(prepared.path) != content_sha256(path)
+
+
+def test_a_model_of_one_shape_has_no_profile(tmp_path):
+    """trtexec ends with an error where it is given shapes of a static model."""
+    path = global_file(tmp_path, Preprocessing("rgb", 32, 24, "area"))
+    prepared, plan = planned(order(str(path)), able("11.4"), tmp_path)
+    assert shape_of(prepared.path) == [1, 3, 24, 32] and plan.profiles == {}
+    assert not [w for w in trtexec.command(plan, prepared.path, tmp_path, None) if "Shapes" in w]
+    (out,) = onnx.load(prepared.path).graph.output
+    assert [d.dim_value for d in out.type.tensor_type.shape.dim] == [1, 4, 22, 30], "a 3x3 kernel takes 2 off each side"
 
 
 def test_only_onnx_files(tmp_path):

@@ -133,6 +133,21 @@ def test_standard_operators_only(model):
     assert [d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim] == ["", "C", "H", "W"]
 
 
+def test_all_channels_are_known_when_it_is_built(model):
+    """Those of colour images: TensorRT takes no convolution of a dynamic number of channels."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+    graph_ = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True).graph
+    shapes = {v.name: v.type.tensor_type.shape.dim for v in (*graph_.input, *graph_.value_info)}
+    weights = {w.name: w.dims for w in graph_.initializer}
+    convolutions = [node for node in graph_.node if node.op_type == "Conv"]
+    assert len(convolutions) > 20
+    for node in convolutions:
+        groups = next((a.i for a in node.attribute if a.name == "group"), 1)
+        assert shapes[node.input[0]][1].dim_value == weights[node.input[1]][1] * groups, node.name
+
+
 def test_openvino_agrees(model, extract):
     pytest.importorskip("openvino")
     core, hints = shared_core(), {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}

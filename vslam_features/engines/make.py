@@ -33,7 +33,9 @@ class Machine:
 def planned(order: EngineOrder, able: Capabilities, folder: Path) -> tuple[Prepared, BuildPlan]:
     """The prepared graph, written to a folder, and the plan for it. Raises as :func:`~.prepare.prepare`."""
     prepared = prepare(order.source, order.wish, able, folder)
-    return prepared, make_plan(order.source, order.wish, order.profiles, prepared.layers, able)
+    # What is fixed has no profile: trtexec refuses shapes of a model without a dynamic one (NVIDIA/TensorRT#2043).
+    profiles = {name: p for name, p in order.profiles.items() if p.values or p.min != p.max}
+    return prepared, make_plan(order.source, order.wish, profiles, prepared.layers, able)
 
 
 def make(

@@ -1,11 +1,13 @@
 """The graph that TensorRT is given: checked strictly, patched, and written beside what is built.
 
 What TensorRT's parser would refuse is refused here, where no GPU is needed: strict inference of types and shapes; the
-branches of an If that older versions want equal.
+branches of an If that older versions want equal. What a profile leaves no choice is fixed in the graph: TensorRT takes
+no convolution whose number of channels is dynamic, whatever its profile says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,13 +59,14 @@ def prepare(source: EngineSource, wish: EngineWish, able: Capabilities, folder: 
     """
     model_file.require_strict(source.path)
     plain = Source.read(source.path)
-    model, notes, patches = _inferred(plain.model), [], []
+    fixed = _fix_axes(plain.model, wish.profiles)
+    model, notes, patches = _inferred(plain.model), [fixed], []
     has_if = _check_branches(model, source.path, able)
     if "cumsum" in wish.patches:
         model, text = _without_cumsum(model, source.path, able.version)
         notes.append(text)
         patches += [cumsum.PATCH] * text.startswith("CumSum: ")
-    changed, layers, precision = bool(patches), (), source.precision
+    changed, layers, precision = bool(patches or fixed), (), source.precision
     if "bf16-attention" in wish.patches:
         done = _attention(model, source)
         model, layers, changed = done.model, done.layers, changed or done.changed
@@ -80,6 +83,20 @@ def prepare(source: EngineSource, wish: EngineWish, able: Capabilities, folder: 
         model_file.write(model, path)
         sha256 = content_sha256(path)
     return Prepared(path, sha256, card, layers, has_if, tuple(filter(None, notes)))
+
+
+def _fix_axes(model: ir.Model, profiles: Mapping[str, list[list[int]]]) -> str:
+    """Give the axes of inputs that are equally long in all of a profile that length; what was done, in words."""
+    done = []
+    for value in model.graph.inputs:
+        least, _, most = profiles.get(value.name or "", ((), (), ()))
+        if value.shape is None or len(value.shape) != len(least):
+            continue
+        sizes = [low if low == high else n for n, low, high in zip(value.shape, least, most)]
+        if sizes != list(value.shape):
+            value.shape = ir.Shape(sizes)
+            done.append(f"{value.name} {'x'.join(str(n) if isinstance(n, int) else '?' for n in sizes)}")
+    return f"fixed in the graph: {', '.join(done)}" if done else ""
 
 
 def _inferred(model: ir.Model) -> ir.Model:

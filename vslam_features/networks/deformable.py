@@ -28,7 +28,7 @@ def deformed_taps(x: Var, offsets: Var, kernel: int = 3) -> Var:
     in a tall grid, so that the result needs no transposition.
 
     Args:
-        x: (1, C, h, w), any float type; zero outside.
+        x: (1, C, h, w), any float type, C fixed; zero outside.
         offsets: (1, 2 k k, h, w) pixels, float32; (dy, dx) tap after tap, taps row by row.
         kernel: the odd side k of the kernel.
 
@@ -54,4 +54,6 @@ def deformed_taps(x: Var, offsets: Var, kernel: int = 3) -> Var:
     dtype = x.unwrap_tensor().dtype
     # One type for image and grid: some runtimes have no other kernel, and positions need float32.
     seen = op.grid_sample(op.cast(x, to=F32), grid, mode="bilinear", padding_mode="zeros", align_corners=0)
-    return op.cast(op.reshape(seen, op.concat([one, minus, h, w], axis=0)), to=dtype)
+    # Not left to a -1: TensorRT takes no convolution whose number of channels it does not know when it builds.
+    channels = op.const(np.array([x.unwrap_tensor().shape[1] * taps]))
+    return op.cast(op.reshape(seen, op.concat([one, channels, h, w], axis=0)), to=dtype)
