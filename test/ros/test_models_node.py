@@ -168,7 +168,8 @@ def test_a_lifecycle_manager_waits_no_longer_than_the_gate_may_take(domain, tmp_
         told = [text for _, text in peer.said("models")]
         assert told[0].startswith("tiny-features: comparing with its reference on fake(onnxruntime)")
         assert told[1].startswith("tiny-features: parity pair 1 of ")
-        assert peer.values("models") == {"state": "configuring"}
+        peer.spin_until(lambda: peer.values("models") == {"state": "failed"})
+        assert peer.said("models")[-1][0] == ERROR and "models.gate_s (1 s)" in peer.said("models")[-1][1]
 
         changes = [
             Parameter(name=name, value=ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value))

@@ -183,6 +183,14 @@ def starting_message(stamp, name: str, text: str) -> DiagnosticArray:
     return _array(stamp, name, [report])
 
 
+def failed_message(stamp, name: str, text: str) -> DiagnosticArray:
+    """Why a node could not be configured: of its models, what is wrong with which, and the next step."""
+    report = Report("models", "")
+    report.found(ERROR, text)
+    report.add(state="failed")
+    return _array(stamp, name, [report])
+
+
 def _array(stamp, name: str, reports: list[Report]) -> DiagnosticArray:
     out = DiagnosticArray(status=[r.message(name) for r in reports])
     out.header.stamp = stamp

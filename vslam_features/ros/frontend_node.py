@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from std_srvs.srv import SetBool, Trigger
 
 from ..config import Config
-from ..errors import ConfigError, MapError, VslamFeaturesError
+from ..errors import ConfigError, MapError, ModelError, VslamFeaturesError
 from ..frontend import FrontEnd
 from ..map_keeper import MapKeeper, check_map
-from .diagnostics import Diagnostics, starting_message
+from .diagnostics import Diagnostics, failed_message, starting_message
 from .frames import FrameBuilder
 from .inputs import Inputs, image_topic
 from .logs import RosHandler
@@ -185,16 +186,26 @@ class FrontEndNode(LifecycleNode):
         ]
 
     def _make_frontend(self, config: Config) -> FrontEnd:
-        return FrontEnd(config, self._starting_up)
+        try:
+            return FrontEnd(config, self._starting_up)
+        except ModelError as error:
+            self._tell(failed_message, str(error))
+            # What follows takes the publisher away.
+            self._diagnostics_publisher.wait_for_all_acked(Duration(seconds=DISCOVERY_S))
+            raise
 
     def _starting_up(self, text: str) -> None:
         """Models are verified at their first use on a machine, which takes seconds: somebody waits for them."""
         self.get_logger().info(text)
+        self._tell(starting_message, text)
+
+    def _tell(self, message, text: str) -> None:
+        """Publish diagnostics of a node that is not configured yet."""
         if not self._known:
             self._wait_for_subscribers()
             self._known = True
         name, stamp = self.get_fully_qualified_name().lstrip("/"), self.get_clock().now().to_msg()
-        self._diagnostics_publisher.publish(starting_message(stamp, name, text))
+        self._diagnostics_publisher.publish(message(stamp, name, text))
 
     def _wait_for_subscribers(self) -> None:
         """What a new publisher sends is lost to those that do not know it yet."""

@@ -10,6 +10,7 @@ MAP_COUNTS = ("loop_queue", "loop_queue_dropped", "keyframes", "first_id", "loop
 MODEL_COUNTS = ("runs", "non_finite", "errors", "empty", "empty_agreed", "recovered", "lost", "incidents")
 """Values that are read as numbers; beside ``faults`` of each part."""
 
+_NOT_CONFIGURED = ("configuring", "failed")
 _MODEL = "model "  # and its name: the part of a model
 _MODEL_TEXTS = ("role", "precision", "runtime", "device", "verified", "note", "last_fault")
 
@@ -26,8 +27,8 @@ class TopicDiagnostics:
 
     @property
     def configuring(self) -> bool:
-        """The front-end is on its way into the configured state."""
-        return self.parts.get("models", {}).get("state") == "configuring"
+        """The front-end is on its way into the configured state, or did not reach it."""
+        return self.parts.get("models", {}).get("state") in _NOT_CONFIGURED
 
     @property
     def heard(self) -> bool:
@@ -44,7 +45,7 @@ class TopicDiagnostics:
                 raise DataError(f"{part}: {name} must be a count, got '{text[:40]}'")
         known = part == "frames" and part in self.parts
         was_reset = known and int(values.get("resets") or 0) > self.count(part, "resets")
-        if part == "models" and values.get("state") != "configuring":
+        if part == "models" and values.get("state") not in _NOT_CONFIGURED:
             # Those in use follow; a front-end that was configured anew may use others than before.
             self.parts = {p: v for p, v in self.parts.items() if not p.startswith(_MODEL)}
         self.parts[part] = values
