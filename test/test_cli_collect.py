@@ -24,9 +24,12 @@ from vslam_features.artifacts.saved_pairs import load, pairs_in
 from vslam_features.cli import models_collect
 from vslam_features.config import Config
 from vslam_features.maps.reader import MapReader
+from vslam_features.replay.bag_writer import Topics, write_scene_bag
+from vslam_features.replay.ground_truth import GroundTruth
 from vslam_features.replay.image_source import ImageSource
 from vslam_features.replay.open_source import open_source
 from vslam_features.replay.runner import replay
+from vslam_features.replay.scenes import make_scene
 from vslam_features.types import PairKind, Status
 
 
@@ -157,6 +160,22 @@ def test_dense_maps_are_saved_as_they_go_in(tiny, walk, tmp_path, capsys):  # no
     code = command("models", "verify", "tiny-matcher", "--inputs", str(out))
     err = capsys.readouterr().err
     assert code == 1 and "holds features of dense-features, tiny-matcher matches features of tiny-features" in err
+
+
+def test_a_recording_gives_its_stamps_and_topics_are_chosen(tiny, tmp_path, capsys):  # noqa: F811
+    scene = make_scene("room", width=320, height=240, num_frames=10, fps=5.0)
+    bag, topics = write_scene_bag(scene, tmp_path / "room"), Topics()
+    stamps = GroundTruth.load(bag).stamps_ns
+    out = tmp_path / "saved"
+    code, _, err = collect(capsys, bag, "--out", out, "--image-topic", topics.image, "--no-pose", *SET)
+    assert code == 0, err
+    saved = pairs_in(out).values()
+    assert saved and {p.source for p in saved} == {"room"}
+    for pair in saved:
+        assert pair.stamps_ns == tuple(int(stamps[i]) for i in pair.keyframes), "each image is a keyframe"
+        assert tuple(pair.inputs["image_size0"]) == (320, 240)
+    code, _, err = collect(capsys, bag, "--out", out, "--image-topic", "/none", *SET)
+    assert code == 1 and "/none" in err
 
 
 def test_an_interrupted_replay_gives_what_was_seen(tiny, walk, tmp_path, capsys, monkeypatch):  # noqa: F811
