@@ -34,7 +34,7 @@ class Faults:
     def clear(self) -> None:
         """No faults, and no call counted."""
         with self._lock:
-            self.wanted, self.counts, self.log, self.sticky = {}, Counter(), [], None
+            self.wanted, self.counts, self.sticky = {}, Counter(), None
             self.misuses: list[str] = []
 
     def set(self, **wanted) -> None:
@@ -46,12 +46,11 @@ class Faults:
     def hit(self, name: str, cuda: bool = False) -> dict | None:
         """Count a call; how it shall fail, or None."""
         with self._lock:
-            self.log.append(name)
             names = (name, "cuda_call") if cuda else (name,)
             found = None
             for each in names:
                 self.counts[each] += 1
-                wanted = self.wanted.get(each)
+                wanted = self.wanted.get(each, 0)
                 spec = wanted if isinstance(wanted, dict) else {"at": wanted}
                 at = spec.get("at", True)
                 if at is True or (at and self.counts[each] in (at if isinstance(at, list) else [at])):

@@ -81,11 +81,13 @@ class Memory:
                 return None
             return block
 
-    def device_bytes(self, address: int, size: int, what: str) -> np.ndarray:
-        """Bytes that the GPU may touch: of the device, or pinned ones of the host."""
+    def device_bytes(self, address: int, size: int, what: str, device: int | None = None) -> np.ndarray:
+        """Bytes that a GPU may touch: its own, where ``device`` says which one it is, or pinned ones of the host."""
         block = self.find(address)
         if block is None:
             raise misuse(f"{what}: the GPU cannot reach {address:#x}: not of cudaMalloc, nor pinned")
+        if device is not None and block.kind == "device" and block.device != device:
+            raise misuse(f"{what}: {address:#x} is memory of GPU {block.device}, used on GPU {device}")
         return self._part(block, address, size, what)
 
     def host_bytes(self, address: int, size: int, what: str) -> np.ndarray:

@@ -24,6 +24,9 @@ from .profile import IOptimizationProfile
 from .timing import ITimingCache, Stopped, report, timing_cache
 
 _NO_FLAGS_WHEN_STRONG = "FP16 BF16 INT8 FP8 INT4 FP4 OBEY_PRECISION_CONSTRAINTS PREFER_PRECISION_CONSTRAINTS".split()
+# What these change is not in the fake: an engine with one would not be what the real one is.
+_UNKNOWN = "REFIT SAFETY_SCOPE VERSION_COMPATIBLE EXCLUDE_LEAN_RUNTIME WEIGHTLESS STRIP_PLAN REFIT_IDENTICAL".split()
+_UNKNOWN += ["WEIGHT_STREAMING", "REFIT_INDIVIDUAL", "GPU_FALLBACK"]
 _FLAG_OF_PRECISION = {"HALF": "FP16", "BF16": "BF16", "INT8": "INT8"}
 
 
@@ -156,7 +159,7 @@ def _facts(network: INetworkDefinition, config: IBuilderConfig) -> dict:
     gpu = gpus()[current()]
     found = network._facts
     precisions = {}
-    if not versions.ELEVEN:
+    if not versions.ELEVEN and _obeys(config):
         precisions = {each.name: each.precision.name for each in network if each.precision_is_set}
     return {
         "version": versions.VERSION,
@@ -177,6 +180,12 @@ def _facts(network: INetworkDefinition, config: IBuilderConfig) -> dict:
     }
 
 
+def _obeys(config: IBuilderConfig) -> bool:
+    """Without one of these flags precisions of layers are no more than words."""
+    names = ("OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS")
+    return any(config.get_flag(getattr(BuilderFlag, name)) for name in names)
+
+
 def _empty() -> IOptimizationProfile:
     return IOptimizationProfile()
 
@@ -185,22 +194,26 @@ def _wrong(network: INetworkDefinition, config: IBuilderConfig) -> list[str]:
     """Why there can be no engine."""
     if not network.num_layers or not network.num_outputs:
         return ["Error Code 4: Internal Error (Network must have at least one output)"]
+    flags = {name for name, flag in BuilderFlag.__members__.items() if config.get_flag(flag)}
+    if flags & set(_UNKNOWN) or config.hardware_compatibility_level != HardwareCompatibilityLevel.NONE:
+        raise misuse(f"the fake does not know what an engine with {sorted(flags)} is like")
     wrong = []
+    if gpus()[current()].capability < (8, 0) and ("BF16" in flags or "BF16" in network._facts.types.values()):
+        wrong.append("BF16 is not supported on this platform: it takes compute capability 8.0")
     needed = any(-1 in each.shape or each.is_shape for each in network._facts.inputs)
     if needed and not config._profiles:
         wrong.append("Network has dynamic or shape inputs, but no optimization profile has been defined.")
     for profile in config._profiles:
         wrong += profile._misses(network._facts.inputs)
     if versions.ELEVEN:
-        return wrong
-    named = {name for name, flag in BuilderFlag.__members__.items() if config.get_flag(flag)}
+        return [f"Error Code 4: API Usage Error ({text})" for text in wrong]
     if network._strong():
         wrong += [
-            f"{name} is not allowed in a strongly typed network" for name in _NO_FLAGS_WHEN_STRONG if name in named
+            f"{name} is not allowed in a strongly typed network" for name in _NO_FLAGS_WHEN_STRONG if name in flags
         ]
     for layer in network:
         flag = _FLAG_OF_PRECISION.get(layer.precision.name)
-        if layer.precision_is_set and flag and flag not in named:
+        if layer.precision_is_set and flag and flag not in flags:
             wrong.append(f"{layer.name} has precision {layer.precision.name}, and the flag {flag} is not set")
     return [f"Error Code 4: API Usage Error ({text})" for text in wrong]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .dims import Dims, integer, text
+from .dims import Dims, integer, text, volume
 from .graph_facts import Tensor
 
 
@@ -48,6 +48,8 @@ class IOptimizationProfile:
             shapes = self._shapes.get(each.name)
             if each.is_shape and each.name not in self._values:
                 wrong.append(f"Shape tensor {each.name} has no values in the optimization profile.")
+            elif each.is_shape and len(self._values[each.name][0]) != volume(each.shape):
+                wrong.append(f"Shape tensor {each.name} has {volume(each.shape)} values, not as many as the profile.")
             if not each.is_shape and each.name in self._values:
                 wrong.append(f"{each.name} is no shape tensor: it takes no values in an optimization profile.")
             if shapes is None and -1 in each.shape:

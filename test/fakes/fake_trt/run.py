@@ -35,7 +35,7 @@ class Run:
                 feed[each.name] = np.array(self._values[each.name], kind).reshape(shape)
                 continue
             size = volume(shape) * kind().itemsize
-            raw = MEMORY.device_bytes(self.addresses[each.name], size, f"input {each.name}") if size else b""
+            raw = self._bytes(self.addresses[each.name], size, f"input {each.name}") if size else b""
             feed[each.name] = np.frombuffer(bytes(raw), kind).reshape(shape)
         names = [each.name for each in self._engine._outputs]
         results = dict(zip(names, self._engine._session.run(names, feed)))
@@ -45,6 +45,9 @@ class Run:
         """Of a result; for one that depends on no data, without computing it."""
         return self._predicted[output.name] if self._results is None else self._results[output.name].shape
 
+    def _bytes(self, address: int, size: int, what: str) -> np.ndarray:
+        return MEMORY.device_bytes(address, size, what, self._engine._device)
+
     def __call__(self) -> None:
         context = self._context()
         if context is None:
@@ -52,7 +55,7 @@ class Run:
         if self.captured and context._changes != self._changes:
             raise misuse("a graph whose context was changed after the capture: what it does is undefined")
         if self._memory:
-            MEMORY.device_bytes(*self._memory, "memory of the context")[:] = _SCRATCH
+            self._bytes(*self._memory, "memory of the context")[:] = _SCRATCH
         if self._results is None:
             self.compute()
         for each in self._engine._outputs:
@@ -60,6 +63,6 @@ class Run:
             if not each.data_dependent and result.shape != self._predicted[each.name]:
                 raise misuse(f"output {each.name}: shape {result.shape}, expected {self._predicted[each.name]}")
             if result.nbytes:
-                at = MEMORY.device_bytes(self.addresses[each.name], result.nbytes, f"output {each.name}")
+                at = self._bytes(self.addresses[each.name], result.nbytes, f"output {each.name}")
                 at[:] = np.frombuffer(result.tobytes(), np.uint8)
         self._results = None
