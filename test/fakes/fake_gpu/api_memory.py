@@ -119,6 +119,8 @@ def _copy(dst, src, count: int, kind, stream: Stream) -> None:
 
 
 def _address(value) -> int:
-    if hasattr(value, "__index__") or hasattr(value, "__int__") and not isinstance(value, np.ndarray):
+    """Of an int, or of an object with the buffer protocol."""
+    try:
+        return np.frombuffer(value, np.uint8).ctypes.data
+    except (TypeError, ValueError):
         return int(value)
-    return np.frombuffer(value, np.uint8).ctypes.data
