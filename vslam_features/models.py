@@ -12,6 +12,7 @@ from .artifacts import cases, records
 from .artifacts.binding import Binding
 from .artifacts.cache import cache_folder
 from .artifacts.card import PRECISIONS, ModelCard, identity
+from .artifacts.engine_maker import ensure_engine
 from .artifacts.gate import ParityReport, run_gate
 from .artifacts.incidents import Incidents
 from .artifacts.store import locate
