@@ -2,9 +2,10 @@
 
 The pairs that ship are small and of one size. An engine may be right on 256
 keypoints and wrong on 2048, for its kernels were chosen for another size; and
-right until its buffers have grown, where a captured graph still points to the
-old ones. So the largest inputs that it takes are run as well, and then the
-first pair once more.
+right until its buffers have grown, where a recorded graph still points to the
+old ones, or launches with the inputs that it was recorded with. So the largest
+inputs that it takes are run as well, and then the first pair again, so often
+that its graph is recorded and launched, once with other values.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def largest_inputs(path: Path, card: ModelCard) -> dict[str, list[int]]:
 
 
 def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> list[Case]:
-    """Cases to run after those that ship: one of the largest inputs, and the first of ``shipped`` again.
+    """Cases to run after those that ship: the largest inputs, then the first of ``shipped``, as it is and turned.
 
     Args:
         shipped: of ``card``.
@@ -45,8 +46,18 @@ def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str,
     if not shipped:
         return []
     case = _matching(shipped, largest) if card.role == "matcher" else _pictures(shipped[0], largest)
-    again = replace(shipped[0], name=f"{shipped[0].name} again")
-    return [again] if case is None else [case, again]
+    first = shipped[0]
+    turned = Case(f"{first.name} turned", tuple(map(_turned, first.runs)))
+    again = [replace(first, name=f"{first.name} again"), turned, replace(first, name=f"{first.name} once more")]
+    return again if case is None else [case, *again]
+
+
+def _turned(inputs: Tensors) -> Tensors:
+    """Inputs of the same shapes that have other outputs: a mirrored picture, or keypoints in another order."""
+    if "image" in inputs:
+        return {**inputs, "image": np.ascontiguousarray(inputs["image"][..., ::-1])}
+    rows = [n for n in ("keypoints0", "descriptors0") if inputs[n].ndim == 2]
+    return {**inputs, **{n: np.roll(inputs[n], 1, axis=0) for n in rows}}
 
 
 def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> Case | None:
