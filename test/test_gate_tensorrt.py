@@ -15,6 +15,7 @@ from model_helpers import (
     tiny_config,
 )
 
+from vslam_features import classical
 from vslam_features.artifacts import records
 from vslam_features.artifacts.cases import matching
 from vslam_features.artifacts.store import content_sha256, model_path
@@ -167,6 +168,14 @@ def test_an_engine_is_compared_with_its_source_where_that_is_all_there_is(engine
     assert json.loads(capsys.readouterr().out)["record"] == "kept for cuda:0 Orin"
     opened = start(engine)
     assert opened.health().linked and opened.health().fallback == "none"
+
+
+def test_a_robot_with_tensorrt_alone_runs_its_engines_and_no_classical_methods(engine, monkeypatch):
+    monkeypatch.setattr(classical.importlib.util, "find_spec", lambda name: None)
+    models = {f"{group}__options__model": str(engine) for group in ("features", "matcher", "retrieval")}
+    asked = tiny_config(**models)
+    assert classical.available(asked) == (asked, "")
+    assert "onnxruntime is not installed" in classical.available(tiny_config())[1]
 
 
 def test_info_shows_the_header_of_an_engine(engine, capsys):

@@ -79,7 +79,7 @@ def _has_codebook(config: Config) -> bool:
 
 def _missing(model: str, config: Config) -> bool:
     """Whether a model cannot be opened for want of its file or of the library that runs it."""
-    if _library_missing(config):
+    if _library_missing(config) and Path(model).suffix != ".engine":  # engines run on TensorRT
         return True
     try:
         locate(model, config.runtime.precision)
