@@ -20,7 +20,7 @@ def for_cpu(model: onnx.ModelProto, ks: list[str]) -> bytes:
     types: dict[str, int] = {}
     _collect(shape_inference.infer_shapes(model).graph, types)
     _change(made.graph, {name for name, kind in types.items() if kind == _BF16})
-    named = {each.name for each in made.graph.output}
+    named = {each.name for each in [*made.graph.output, *made.graph.input]}
     made.graph.output.extend(helper.make_tensor_value_info(k, TensorProto.INT64, None) for k in ks if k not in named)
     return made.SerializeToString()
 

@@ -93,7 +93,7 @@ def facts(model: onnx.ModelProto) -> Facts:
         free = [size for size, dim in zip(each.shape, each.dims) if size < 0 and dim not in dims]
         each.data_dependent = each.name in tainted and bool(free)
     nodes = list(all_nodes(graph.node))
-    made = {name for node in graph.node for name in node.output} | {each.name for each in graph.initializer}
+    outside = {name for node in graph.node for name in node.output} | fixed | {each.name for each in inputs}
     return Facts(
         inputs,
         outputs,
@@ -102,7 +102,7 @@ def facts(model: onnx.ModelProto) -> Facts:
         any(node.op_type in ("If", "Loop", "Scan") for node in nodes),
         [node.name or node.output[0] for node in nodes if node.op_type == "If" and _unequal(node)],
         taint.illegal,
-        list(dict.fromkeys(node.input[1] for node in nodes if node.op_type == "TopK" and node.input[1] in made)),
+        list(dict.fromkeys(node.input[1] for node in nodes if node.op_type == "TopK" and node.input[1] in outside)),
     )
 
 

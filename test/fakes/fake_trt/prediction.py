@@ -18,7 +18,9 @@ class Prediction:
     """
 
     def __init__(self, session, inputs: list[Tensor], outputs: list[Tensor], ks: list[str]):
-        self._session, self._inputs, self._outputs, self._ks = session, inputs, outputs, ks
+        self._session, self._inputs, self._outputs = session, inputs, outputs
+        given = {each.name for each in inputs}
+        self._ks, self._given_ks = [k for k in ks if k not in given], [k for k in ks if k in given]
         self._known: dict[tuple, tuple[dict[str, tuple[int, ...]], int]] = {}
         self._dims = {dim for each in inputs for dim in each.dims if dim}
 
@@ -52,6 +54,7 @@ class Prediction:
                 results = self._session.run([*names, *self._ks], feed)
             except Exception as failure:  # onnxruntime raises kinds of its own
                 raise RuntimeError(str(failure)) from failure
-            most = max((int(k.max()) for k in results[len(names) :]), default=0)
+            computed = [int(k.max()) for k in results[len(names) :]]
+            most = max([*computed, *(max(values[k]) for k in self._given_ks)], default=0)
             self._known[key] = ({name: result.shape for name, result in zip(names, results)}, most)
         return self._known[key]
