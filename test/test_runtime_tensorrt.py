@@ -14,7 +14,7 @@ from trt_helpers import assert_same, expected, open_session, place_engine, rows
 
 from vslam_features.errors import BackendError, DataError, NonFiniteError
 from vslam_features.runtimes.base import TensorSpec
-from vslam_features.runtimes.trt_graphs import GRAPHS, RECORD_AT
+from vslam_features.runtimes.trt_graphs import GRAPHS, RECORD_AT, Graphs
 
 VERSIONS = ("10.3.0", "10.13.3.9", "11.4.0.106")
 
@@ -135,6 +135,13 @@ def test_graphs_are_bounded_and_the_oldest_goes(matcher, fake_tensorrt):
         inputs = pair(rng, size, size)
         assert_same(session.run(inputs), expected(model, inputs))
     assert fake_tensorrt.calls("cudaGraphLaunch") == 2 and fake_tensorrt.calls("cudaGraphInstantiate") == 1
+
+
+def test_uses_long_ago_count_no_more():
+    graphs = Graphs(None, None, None)
+    assert [graphs.due("often") for _ in range(RECORD_AT)] == [False] * (RECORD_AT - 1) + [True]
+    assert not any(graphs.due(other) for other in range(10_000)) and not graphs.due("often")
+    assert len(graphs._uses) <= 100
 
 
 def test_a_buffer_that_moves_ends_the_graphs(matcher, fake_tensorrt):

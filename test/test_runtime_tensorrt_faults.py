@@ -5,6 +5,7 @@ import importlib
 import sys
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 import pytest
@@ -355,6 +356,25 @@ def test_a_lean_library_has_no_builder(fake_tensorrt, monkeypatch):
 
     with pytest.raises(RuntimeMissingError, match="lean library, which has no builder"):
         library.builder(cuda.load(), 0)
+
+
+def test_a_message_within_a_message(fake_tensorrt):
+    """Memory that a message takes may let the collector end a session, of which TensorRT logs in the same thread."""
+    library = trt_library.load()
+    error = fake_tensorrt.trt.ILogger.Severity.ERROR
+
+    class Collecting(deque):
+        def append(self, text):
+            super().append(text)
+            if text == "outer":
+                library.logger.log(error, "inner")
+
+    heard = Collecting()
+    library._listeners.append(heard)
+    thread = threading.Thread(target=library.logger.log, args=(error, "outer"), daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive() and list(heard) == ["outer", "inner"]
 
 
 def test_the_logger_is_one_and_its_last_errors_are_quoted(fake_tensorrt, caplog):
