@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: pip install 'vslam_features[ros]'")
 
 import rclpy
+from dense_models import DENSE, place_dense_models
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from model_helpers import (
     TINY,
@@ -65,29 +67,35 @@ def playing(domain, tmp_path, folder, parameters=PARAMETERS):
 
 
 @pytest.mark.slow
-def test_pairs_of_a_running_node_are_saved_and_replay_in_verify(domain, tmp_path, tiny, folder):  # noqa: F811
-    out = tmp_path / "saved"
-    with playing(domain, tmp_path, folder) as (node, player):
-        collect = cli("collect", "--node", "/frontend", "--out", out, "--pairs", 8, "--seconds", 60, "--json")
+@pytest.mark.parametrize("models", [TINY, DENSE], ids=["tiny", "dense"])
+def test_pairs_of_a_running_node_are_saved_and_replay_in_verify(domain, tmp_path, tiny, folder, models):  # noqa: F811
+    """Nothing is said of the models: the node tells what it runs."""
+    out, matcher = tmp_path / "saved", models["matcher.options.model"]
+    if models is DENSE:
+        place_dense_models()
+    with playing(domain, tmp_path, folder, {**PARAMETERS, **models}) as (node, player):
+        collect = cli("collect", "--node", "/frontend", "--out", out, "--pairs", 8, "--seconds", 90, "--json")
         with child(domain, tmp_path, collect) as collector:
-            assert collector.wait(90) == 0, collector.output + node.output
+            assert collector.wait(120) == 0, collector.output + node.output
             text = collector.output
         assert node.popen.poll() is None, "the node goes on"
         assert node.stop() == 0
     found = json.loads(text[text.index('{"matcher"') :].splitlines()[0])
-    assert found["matcher"] == "tiny-matcher" and found["features"]["name"] == "tiny-features"
+    assert (found["matcher"], found["features"]["name"]) == (matcher, models["features.options.model"])
     saved = pairs_in(out)
     assert len(saved) == len(found["pairs"]) == 8
     kinds = [p.kind for p in saved.values()]
     assert kinds.count("control") >= 2 and kinds.count("wide") and kinds.count("revisit"), found
     for pair in saved.values():
         assert pair.source == "frontend" and pair.matches > 0 and pair.stamps_ns[0] > pair.stamps_ns[1]
-        assert pair.inputs["keypoints0"].shape[1] == 2 and pair.inputs["descriptors0"].shape[1] == 64
+        assert pair.inputs["keypoints0"].shape[1] == 2 and pair.inputs["descriptors0"].ndim == (
+            3 if models is DENSE else 2
+        )
         assert tuple(pair.inputs["image_size0"]) == (320, 240)
         # Stamps of the player are FPS apart, ids of keyframes count its images (each is a keyframe, unless dropped).
         steps = (pair.stamps_ns[0] - pair.stamps_ns[1]) * FPS / 1e9
         assert steps == pytest.approx(round(steps), abs=1e-3) and steps >= pair.keyframes[0] - pair.keyframes[1]
-    with child(domain, tmp_path, cli("verify", "tiny-matcher", "--inputs", out)) as verify:
+    with child(domain, tmp_path, cli("verify", matcher, "--inputs", out)) as verify:
         assert verify.wait(60) == 0, verify.output
         assert "PASSED" in verify.output and verify.output.count("stamps") == 8
 
@@ -202,6 +210,19 @@ def test_who_has_another_name_or_tells_nothing_of_its_map_is_named(domain, prete
         listen("/front", 8, 60.0, wait_s=5.0)
 
 
+def test_a_node_that_is_being_configured_has_more_time(domain, pretender):
+    """It says so once a second, and publishes no pairs meanwhile."""
+    timer = pretender.node.create_timer(0.1, lambda: pretender.say(part="models", state="configuring"))
+    pretender.node.destroy_publisher(pretender.pairs)
+    thread = threading.Thread(target=pretender.executor.spin, daemon=True)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match="/front is still being configured: try again when it is active"):
+        listen("/front", 8, 8.0, wait_s=3.0)
+    assert time.monotonic() - start > 8.0
+    pretender.node.destroy_timer(timer)
+
+
 def test_what_is_published_is_read_and_nonsense_is_left_out(pretender, collector):
     cloud = to_cloud(table((7, 2, PairKind.LOOP, Status.AMBIGUOUS, 40)), header(START_NS, "cam"))
     pretender.pairs.publish(cloud)
@@ -221,10 +242,12 @@ def test_of_a_node_that_begins_another_map_the_pairs_of_that_count(tmp_path, pre
         (tmp_path / path).touch()
     pretender.say(path=tmp_path / "a.vmap", mode="mapping")
     pretender.say(part="model fine", role="matcher")
+    pretender.say(part="match", plugin="lighterglue")
     pretender.pairs.publish(to_cloud(table((7, 2, PairKind.LOOP, Status.OK, 40)), header(START_NS, "cam")))
-    spin(pretender, lambda: collector.pairs and "model fine" in collector.diagnostics.parts)
+    spin(pretender, lambda: collector.pairs and "match" in collector.diagnostics.parts)
     found = collector.heard([])
     assert (found.map_path, found.matcher, found.notes) == (tmp_path / "a.vmap", "fine", ())
+    assert found.plugins == {"matcher.name": "lighterglue"}
     pretender.say(path=tmp_path / "b.vmap", mode="mapping")
     spin(pretender, lambda: not collector.pairs)
     assert collector.heard(["x"]).map_path == tmp_path / "b.vmap"

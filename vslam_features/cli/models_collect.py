@@ -110,11 +110,19 @@ def _of_node(args) -> int:
         _check(args, config_of_matcher(args, args.model)[0])  # before listening
     with ProgressBar(quiet=args.json, unit="pairs") as bar:
         heard = listen(args.node, args.pairs, args.seconds, bar)
-    _, given = load_config(args)
-    config, _ = config_of_matcher(args, args.model or (None if "matcher.options.model" in given else heard.matcher))
+    config = _config_of_node(args, heard)
     _check(args, config)
     _save(args, heard.map_path, args.node.strip("/"), config, list(heard.notes))
     return 0
+
+
+def _config_of_node(args, heard):
+    """The configuration with the node's plug-ins and its matcher's model, where no others are named."""
+    _, given = load_config(args)
+    if not args.model:
+        args.set[:0] = [f"{name}={plugin}" for name, plugin in heard.plugins.items() if name not in given]
+    model = args.model or (None if "matcher.options.model" in given else heard.matcher)
+    return config_of_matcher(args, model)[0]
 
 
 def _check(args, config) -> None:

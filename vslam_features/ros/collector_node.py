@@ -33,14 +33,20 @@ WAIT_S = 5.0
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # pairs are published before they are in the map, and diagnostics are a second old
 _MODEL = "model "
+_PLUGINS = {"describe": "features", "match": "matcher"}  # part of the diagnostics -> group of the configuration
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What is known of a front-end: its map, the name of its matcher's model (None: it runs none), and remarks."""
+    """What is known of a front-end.
+
+    ``matcher``: name of its matcher's model, None where it runs none. ``plugins``: dotted name of a plug-in's choice,
+    such as ``matcher.name``, and what was chosen. ``notes``: remarks.
+    """
 
     map_path: Path
     matcher: str | None
+    plugins: dict[str, str]
     notes: tuple[str, ...]
 
 
@@ -56,7 +62,8 @@ def listen(
     Args:
         name: full name of the front-end's node, such as /frontend.
         wanted: pairs of all kinds. progress: called with (pairs so far, wanted).
-        wait_s: for the first sign of the node.
+        wait_s: for the first sign of the node. One that is being configured, where models are compared or built, has
+            ``seconds`` for that.
     Raises:
         ConfigError: there is no such front-end, or it keeps no map. MapError: its map is not on this machine.
     """
@@ -67,8 +74,7 @@ def listen(
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         try:
-            if not _spin(executor, wait_s, lambda: node.present):
-                raise ConfigError(f"--node: {node.absent}")
+            _find(node, executor, wait_s, seconds)
             notes: list[str] = []
             try:
                 if not _spin(executor, seconds, lambda: _told(node.pairs, wanted, progress)):
@@ -145,7 +151,10 @@ class CollectorNode(Node):
                 f"copy the map and collect from it (models collect FILE.vmap)"
             )
         rejected = [f"a message on {topic} was left out: {why}" for topic, why in self.rejected.items()]
-        return Heard(path, self._matcher(), (*notes, *rejected))
+        parts = self.diagnostics.parts
+        chosen = {f"{group}.name": parts.get(stage, {}).get("plugin", "") for stage, group in _PLUGINS.items()}
+        plugins = {name: plugin for name, plugin in chosen.items() if plugin}
+        return Heard(path, self._matcher(), plugins, (*notes, *rejected))
 
     def _matcher(self) -> str | None:
         parts = self.diagnostics.parts
@@ -177,6 +186,18 @@ class CollectorNode(Node):
                 continue
             if part == "map" and before and values.get("path") != before:
                 self.pairs.clear()  # they are in the map of before
+
+
+def _find(node: CollectorNode, executor: SingleThreadedExecutor, wait_s: float, seconds: float) -> None:
+    """Returns when the front-end is there. Raises ConfigError after ``wait_s``; while it is configured, ``seconds``."""
+    started = busy = time.monotonic()
+    while not node.present:
+        now = time.monotonic()
+        if node.diagnostics.configuring and now - started < seconds:
+            busy = now
+        if now - busy > wait_s:
+            raise ConfigError(f"--node: {node.absent}")
+        executor.spin_once(timeout_sec=_POLL_S)
 
 
 def _spin(executor: SingleThreadedExecutor, seconds: float, done: Callable[[], bool]) -> bool:
