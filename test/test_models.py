@@ -505,7 +505,7 @@ def test_external_weights_of_any_name_are_part_of_a_model(tmp_path, name):
     for value in (0, 1):
         (tmp_path / name).write_bytes(np.full(300, value, np.float32).tobytes())
         digests.add(content_sha256(path))
-        folders.add(cache_settings(str(tmp_path / "cache"), path, {})["trt_engine_cache_path"])
+        folders.add(cache_settings(str(tmp_path / "cache"), path, {}, "1.31.1")["trt_engine_cache_path"])
     assert len(digests) == 2, "other weights in the same graph are another model"
     assert len(folders) == 2, "an engine of TensorRT holds the old weights"
     before = content_sha256(path)

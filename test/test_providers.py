@@ -353,7 +353,7 @@ def test_engines_are_kept_apart_by_all_that_changes_them(tmp_path, monkeypatch):
     monkeypatch.setattr(provider_cache, "gpu_name", lambda: "NVIDIA Orin")
 
     def add(settings=None):
-        found = cache_settings(str(root), model, settings or {"device_id": "0"})
+        found = cache_settings(str(root), model, settings or {"device_id": "0"}, "1.31.1")
         assert json.dumps([found["trt_engine_cache_enable"], found["trt_timing_cache_enable"]]) == '["True", "True"]'
         folders.append(found["trt_engine_cache_path"])
         timings.add(found["trt_timing_cache_path"])
@@ -372,6 +372,14 @@ def test_engines_are_kept_apart_by_all_that_changes_them(tmp_path, monkeypatch):
     add()
     assert len(set(folders)) == 5 and len(timings) == 2
     assert all((root / folder).is_dir() for folder in folders), "the provider makes one level of folders only"
+
+
+def test_timings_beside_the_engines_before_1_17(tmp_path):
+    """Whose provider refuses the option for another place."""
+    (tmp_path / "m.onnx").write_bytes(b"one")
+    old, new = (cache_settings(str(tmp_path / "c"), tmp_path / "m.onnx", {}, v) for v in ("1.16.3", "1.17.1"))
+    assert new.keys() - old.keys() == {"trt_timing_cache_path"} and old["trt_timing_cache_enable"] == "True"
+    assert old["trt_engine_cache_path"].startswith(new["trt_timing_cache_path"])
 
 
 def test_a_cache_that_cannot_be_made(tmp_path, gpu, scale):

@@ -99,7 +99,7 @@ class OnnxRuntime(Runtime):
             if wanted in (BY_DEVICE["cuda"], BY_DEVICE["tensorrt"]):
                 _preload(ort)
             if wanted == BY_DEVICE["tensorrt"] and self.options.cache_dir not in ("", "none"):
-                chain[0][1].update(cache_settings(self.options.cache_dir, path, chain[0][1]))
+                chain[0][1].update(cache_settings(self.options.cache_dir, path, chain[0][1], ort.__version__))
             try:
                 session = self._session(ort, path, request, chain)
             except Exception as error:  # the library's own exception types have no common root

@@ -10,9 +10,12 @@ from pathlib import Path
 from ..errors import CacheError
 from .content import content_sha256
 from .hardware import gpu_name
+from .providers import release
+
+_TIMINGS_APART_FROM = (1, 17)  # before, they lie beside the engines, and the option is an unknown one
 
 
-def cache_settings(root: str, path: Path, settings: dict[str, str]) -> dict[str, str]:
+def cache_settings(root: str, path: Path, settings: dict[str, str], version: str) -> dict[str, str]:
     """Settings that make the provider keep what it builds below ``root``, in folders that are made here.
 
     The provider names an engine by graph, precision, compute capability and versions, and compares only the profile. So
@@ -20,7 +23,7 @@ def cache_settings(root: str, path: Path, settings: dict[str, str]) -> dict[str,
     apart by the content of the model and by all of this. Timings hold for whatever is built of one content.
 
     Args:
-        root: the option ``cache_dir``. path: the model. settings: the provider's others.
+        root: the option ``cache_dir``. path: the model. settings: the provider's others. version: of ONNX Runtime.
     Raises:
         CacheError: a folder cannot be made; ModelFileError: the model cannot be read.
     """
@@ -34,9 +37,9 @@ def cache_settings(root: str, path: Path, settings: dict[str, str]) -> dict[str,
         raise CacheError(
             f"{engines} cannot be made for TensorRT's engines: {error.strerror or error}: set runtime.options.cache_dir"
         ) from error
-    return {
+    found = {
         "trt_engine_cache_enable": "True",
         "trt_engine_cache_path": str(engines),
         "trt_timing_cache_enable": "True",
-        "trt_timing_cache_path": str(timings),
     }
+    return found | ({"trt_timing_cache_path": str(timings)} if release(version) >= _TIMINGS_APART_FROM else {})

@@ -25,11 +25,16 @@ BY_DEVICE = {
 # What decides the results of a session; each is read back from it.
 DECIDING = ("device_id", "use_tf32", "trt_fp16_enable", "trt_bf16_enable")
 _MEBIBYTE = 1 << 20
-# The versions that brought them, by the options that the providers in the wheels know (1.17, 1.22, 1.23, 1.31 looked at
-# here; use_tf32: https://github.com/microsoft/onnxruntime/pull/19426).
+# The versions that brought them, by the options that the providers in the wheels know (1.16 to 1.19, 1.22, 1.23, 1.31
+# looked at here; use_tf32: https://github.com/microsoft/onnxruntime/pull/19426).
 _TF32_FROM, _BF16_FROM = (1, 18), (1, 23)
 
 Chain = list[tuple[str, dict[str, str]]]
+
+
+def release(version: str) -> tuple[int, ...]:
+    """(1, 23) of ``1.23.2``."""
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
 
 
 def provider_chain(device: str, options, version: str) -> Chain:
@@ -95,7 +100,7 @@ def _cuda(device_id: str, options, version: str) -> dict[str, str]:
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": options.conv_search.upper(),
     }
-    if _parsed(version) >= _TF32_FROM:
+    if release(version) >= _TF32_FROM:
         settings["use_tf32"] = str(int(options.tf32))
     if options.gpu_mem_limit_mb:
         settings["gpu_mem_limit"] = str(options.gpu_mem_limit_mb * _MEBIBYTE)
@@ -104,7 +109,7 @@ def _cuda(device_id: str, options, version: str) -> dict[str, str]:
 
 def _tensorrt(device_id: str, options, version: str) -> dict[str, str]:
     settings = {"device_id": device_id, "trt_fp16_enable": str(options.trt_fp16)}
-    if _parsed(version) >= _BF16_FROM:
+    if release(version) >= _BF16_FROM:
         settings["trt_bf16_enable"] = str(options.trt_bf16)
     elif options.trt_bf16:
         raise ConfigError(f"onnxruntime {version}: its TensorRT provider has no bf16, 1.23 brought it: trt_bf16: false")
@@ -119,7 +124,3 @@ def _tensorrt(device_id: str, options, version: str) -> dict[str, str]:
 
 def _tidy(text: str) -> str:
     return ",".join(part.strip() for part in text.split(","))  # the provider would take a space for part of a name
-
-
-def _parsed(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
