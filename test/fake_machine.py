@@ -35,6 +35,7 @@ class FakeMachine:
             settings: the variables ``VSLAM_FAKE_...``: ``tensorrt="11.4.0.106"``, ``gpu="NVIDIA RTX 3060;8.6;12.8"``
                 (``""``: none), ``cuda``, ``cuda_python``, ``faults`` (JSON).
         """
+        self._check()
         for name, value in settings.items():
             self._patch.setenv(f"VSLAM_FAKE_{name.upper()}", value)
         forget_modules()
@@ -75,9 +76,12 @@ class FakeMachine:
 
     def close(self) -> None:
         """Fails where a rule was broken and nobody asked."""
+        self._check()
+        forget_modules()
+
+    def _check(self) -> None:
         gc.collect()
         left = self.misuses()
-        forget_modules()
         assert not left, f"misuse of the GPU: {left}"
 
     @staticmethod

@@ -13,8 +13,8 @@ _seen: dict[str, dict[str, int]] = {}
 def spoil(engine: str, inputs: dict, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results, changed as ``VSLAM_FAKE_FAULTS`` says.
 
-    ``nan_inputs`` and ``zero_inputs`` list which DISTINCT inputs of this engine, from 1, give NaN in all floats, or no
-    match. ``drop_matches`` is the share of matches that is lost at all inputs.
+    ``nan_inputs`` and ``zero_inputs`` list which DISTINCT inputs of this engine, from 1 in each process, give NaN in
+    all floats, or no match. ``drop_matches`` is the share of matches that is lost at all inputs.
     """
     number = _number(engine, inputs)
     if number in FAULTS.value("nan_inputs", []):
@@ -38,7 +38,9 @@ def _number(engine: str, inputs: dict[str, np.ndarray]) -> int:
 
 def _drop(results: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
     """Lose a share of the matches: an index becomes -1, its score 0; evenly over them all."""
-    indices = [value for value in results.values() if value.dtype.kind == "i" and value.size == value.shape[-1:][0]]
+    indices = [
+        value for value in results.values() if value.dtype.kind == "i" and value.ndim and value.size == value.shape[-1]
+    ]
     if not indices:
         raise AssertionError(f"no output of indices of matches among {sorted(results)}: nothing to drop")
     found = np.flatnonzero(indices[0].ravel() >= 0)
@@ -46,6 +48,6 @@ def _drop(results: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]
     changed = {}
     for name, value in results.items():
         changed[name] = value.copy()
-        if value.size == indices[0].size:
+        if value.shape == indices[0].shape:
             changed[name].ravel()[lost] = -1 if value.dtype.kind == "i" else 0
     return changed
