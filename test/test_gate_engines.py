@@ -62,13 +62,17 @@ def judged(run, precision="fp16"):
     return run_gate(run, saved_pairs(), CARD, reference_run=reference, precision=precision)
 
 
+def told(report, name, saved=8):
+    return engine_rows(replace(report, ran=name, compared_with="on ONNX Runtime", saved=saved))
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_engines_of_the_document(name, precision):
     nan, zero, counts, right = ENGINES[name]
     report = judged(engine(counts, nan), precision)
     assert report.passed == right, table(report)
-    assert engine_rows(replace(report, ran=name, compared_with="on ONNX Runtime")) == [
+    assert [{n: v for n, v in row.items() if n != "pairs"} for row in told(report, name)] == [
         {"engine": "reference on ONNX Runtime", "nan": [0, 8], "zero_matches": [0, 8], "matches": list(REFERENCE)},
         {"engine": name, "nan": [nan, 8], "zero_matches": [zero, 8], "matches": list(counts)},
     ]
@@ -82,10 +86,21 @@ def test_the_table_has_the_lines_of_the_document(name):
     lines = table(replace(judged(engine(counts, nan)), ran=name)).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("engine "))
     assert lines[at].split("  ")[-1] == "matches a pair"
-    told = [[cell for cell in line.split("  ") if cell.strip()] for line in lines[at + 2 : at + 4]]
-    rows = [["reference", "0/8", "0/8", REFERENCE], [name, f"{nan}/8", f"{zero}/8", counts]]
-    assert [[cell.strip() for cell in row] for row in told] == [[*row[:3], ", ".join(map(str, row[3]))] for row in rows]
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[at + 2 : at + 4]]
+    wanted = [["reference", "shipped", "0/8", "0/8", REFERENCE], [name, "shipped", f"{nan}/8", f"{zero}/8", counts]]
+    assert cells == [[*row[:4], ", ".join(map(str, row[4]))] for row in wanted]
     assert max(map(len, lines)) <= 120
+
+
+def test_saved_pairs_have_rows_of_their_own():
+    rows = told(judged(engine(REFERENCE, 1)), "mine", saved=3)
+    assert [(row["pairs"], row["engine"], row["nan"]) for row in rows] == [
+        ("shipped", "reference on ONNX Runtime", [0, 5]),
+        ("shipped", "mine", [1, 5]),
+        ("saved", "reference on ONNX Runtime", [0, 3]),
+        ("saved", "mine", [0, 3]),
+    ]
+    assert [row["matches"] for row in rows][::2] == [list(REFERENCE[:5]), list(REFERENCE[5:])]
 
 
 def test_many_pairs_and_long_names_are_wrapped_and_cut():

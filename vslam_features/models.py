@@ -125,6 +125,7 @@ class Models:
                 chosen = [cases.Case(c.name, c.runs) for c in chosen]
         chosen += saved
         report = self._gate(file, session, compared, chosen)
+        report = replace(report, saved=max(0, len(report.rows) - len(chosen) + len(saved)))
         if not counts:
             why = "saved inputs alone prove nothing of others" if inputs and not reference else _foreign(own, inputs)
             return replace(report, record=f"not kept: {why}")

@@ -56,9 +56,9 @@ class ParityReport:
 
     ``reasons``: why it failed, for people; ``reference``: ``golden`` or ``session``; ``unfinished``: the time ran out
     before anything was found, so that the model may well be right; ``emulated``: the precision was imitated in float32,
-    so that the outcome is a prediction. ``ran``, ``compared_with``: on what the model and its reference ran, in words;
-    ``record``: what became of the parity record; ``objection``: why an older one, of saved inputs too, still refuses
-    the model. All four: where the caller tells.
+    so that the outcome is a prediction. ``saved``: so many of the last rows are of a user's saved inputs. ``ran``,
+    ``compared_with``: on what the model and its reference ran, in words; ``record``: what became of the parity record;
+    ``objection``: why an older one, of saved inputs too, still refuses the model. These five: where the caller tells.
     """
 
     role: str
@@ -71,6 +71,7 @@ class ParityReport:
     seconds: float
     unfinished: bool = False
     emulated: bool = False
+    saved: int = 0
     ran: str = ""
     compared_with: str = ""
     record: str = ""
@@ -97,6 +98,7 @@ class ParityReport:
                 "reference": self.reference,
                 "passed": self.passed,
                 "reasons": list(self.reasons),
+                "saved": self.saved,
                 "ran": self.ran,
                 "compared_with": self.compared_with,
                 "record": self.record,

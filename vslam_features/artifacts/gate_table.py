@@ -9,7 +9,7 @@ from .comparison import Comparison
 from .gate import REFERENCE_NAN, ParityReport, Row
 
 WIDTH = 120
-_WIDEST_ENGINE = 60
+_WIDEST_ENGINE = 56
 
 _COLUMNS: dict[str, list[tuple[str, Callable[[Comparison], str]]]] = {
     "features": [
@@ -73,18 +73,27 @@ def table(report: ParityReport) -> str:
 def engine_rows(report: ParityReport) -> list[dict]:
     """A matcher's reference and the matcher itself, each in one row as TinyNav's pull request 261 compares engines.
 
-    ``engine``; ``nan`` and ``zero_matches``: [pairs, of how many]; ``matches``: of each pair, None where it told none.
+    Two rows of the pairs that ship, and two of saved inputs: ``pairs`` says ``shipped`` or ``saved``. ``engine``: what
+    computed them; ``nan`` and ``zero_matches``: [pairs, of how many]; ``matches``: of each pair, None: it told none.
     """
-    done, compared = len(report.rows), [row.comparison for row in report.rows]
+    first = len(report.rows) - report.saved
+    sets = ("shipped", report.rows[:first]), ("saved", report.rows[first:])
+    return [row for pairs, rows in sets if rows for row in _two_rows(report, pairs, rows)]
+
+
+def _two_rows(report: ParityReport, pairs: str, rows: tuple[Row, ...]) -> list[dict]:
+    compared = [row.comparison for row in rows]
     counts = [(None, None) if c is None or c.matches is None else c.matches for c in compared]
-    wrong = sum(row.note == REFERENCE_NAN for row in report.rows), sum(row.nan > 0 for row in report.rows)
+    nan = sum(row.note == REFERENCE_NAN for row in rows), sum(row.nan > 0 for row in rows)
     zero = sum(e == 0 for e, _ in counts), sum(c is not None and c.zero for c in compared)
-    names = _reference(report).removeprefix("its "), report.ran or report.name
+    of_session = f"reference {report.compared_with}".rstrip()
+    reference = of_session if pairs == "saved" else _reference(report).removeprefix("its ")
     return [
         {
-            "engine": names[i],
-            "nan": [wrong[i], done],
-            "zero_matches": [zero[i], done],
+            "engine": (reference, report.ran or report.name)[i],
+            "pairs": pairs,
+            "nan": [nan[i], len(rows)],
+            "zero_matches": [zero[i], len(rows)],
             "matches": [pair[i] for pair in counts],
         }
         for i in (0, 1)
@@ -92,15 +101,18 @@ def engine_rows(report: ParityReport) -> list[dict]:
 
 
 def _engine_lines(rows: list[dict]) -> list[str]:
-    cells = [["engine", "NaN", "zero-match pairs"]]
-    cells += [[r["engine"], "{}/{}".format(*r["nan"]), "{}/{}".format(*r["zero_matches"])] for r in rows]
-    columns = _aligned([[*line, ""] for line in cells], _WIDEST_ENGINE)
+    cells = [["engine", "pairs", "NaN", "zero-match pairs", ""]]
+    for row in rows:
+        cells.append(
+            [row["engine"], row["pairs"], "{}/{}".format(*row["nan"]), "{}/{}".format(*row["zero_matches"]), ""]
+        )
+    columns = _aligned(cells, _WIDEST_ENGINE)
     width = max(map(len, columns))
     head = f"{columns[0].ljust(width)}  matches a pair"
     lines = [head, "-" * len(head)]
     for text, row in zip(columns[2:], rows):
         told = ", ".join("-" if n is None else str(n) for n in row["matches"])
-        parts = textwrap.wrap(told, WIDTH - width - 2) or ["-"]
+        parts = textwrap.wrap(told, WIDTH - width - 2)
         lines += [f"{text.ljust(width)}  {parts[0]}", *(f"{'':{width}}  {part}" for part in parts[1:])]
     return lines
 
