@@ -146,6 +146,17 @@ def test_what_waits_or_allocates_breaks_a_capture(cuda, call):
     passing(cuda.cudaStreamSynchronize(stream))  # and the stream is as before
 
 
+def test_work_on_the_default_stream_breaks_the_capture_of_one_that_waits_for_it(cuda):
+    address = passing(cuda.cudaMalloc(16))
+    for flags, code in ((cuda.cudaStreamDefault, 906), (cuda.cudaStreamNonBlocking, 0)):
+        stream = passing(cuda.cudaStreamCreateWithFlags(flags))
+        passing(cuda.cudaStreamBeginCapture(stream, cuda.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed))
+        assert int(cuda.cudaMemsetAsync(address, 0, 16, 0)[0]) == code
+        error, graph = cuda.cudaStreamEndCapture(stream)
+        assert (int(error) == 0) is (code == 0)
+    passing(cuda.cudaGraphDestroy(graph))
+
+
 def test_more_memory_than_the_gpu_has_is_refused(fake_tensorrt):
     fake_tensorrt.use(gpu="NVIDIA Orin;8.7;12.6;64")
     cuda = fake_tensorrt.cuda

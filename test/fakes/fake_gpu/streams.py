@@ -40,6 +40,7 @@ class Stream:
                 self.capture.nodes.append(work)
                 return self.put
             for other in _rivals(self):
+                break_capture(other, "cudaErrorStreamCaptureImplicit")
                 other.drain()
             self.queue.append(work)
             self.put += 1
@@ -114,11 +115,11 @@ def forbid_while_capturing() -> None:
             break_capture(stream)
 
 
-def break_capture(stream: Stream) -> None:
+def break_capture(stream: Stream, error: str = "cudaErrorStreamCaptureUnsupported") -> None:
     """A call that no captured stream can take; without effect on one that is not captured."""
     if stream.capture:
         stream.capture.broken = True
-        raise Invalid("cudaErrorStreamCaptureUnsupported")
+        raise Invalid(error)
 
 
 def _rivals(stream: Stream) -> list[Stream]:
