@@ -80,6 +80,9 @@ def _frontend(context):
         parameters=parameters,
         remappings=_remappings(),
         output="screen",
+        # With 5 and 5 s, launch's own, a slow disk would cost the keyframes that still wait for it.
+        sigterm_timeout="60",
+        sigkill_timeout="15",
     )
     return [frontend, RegisterEventHandler(OnProcessExit(target_action=frontend, on_exit=_ended))]
 

@@ -97,7 +97,8 @@ def _next_step(name: str, device: str, facts: dict, gpu: Child) -> str:
         return f"install what {name} needs for '{device}', or set runtime.device to cpu"
     wanted = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}[device.partition(":")[0]]
     if wanted not in facts["offers"]:
-        return "this build has not got it: pip uninstall -y onnxruntime && pip install 'vslam_features[cuda]'"
+        there = "pip uninstall -y onnxruntime && pip install 'vslam_features[cuda]'"
+        return f"{there}; on a Jetson NVIDIA's own build of it, or the runtime tensorrt"
     try:
         driver = gpu.result()["driver_error"]
     except ChildError as error:
