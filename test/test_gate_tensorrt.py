@@ -131,6 +131,25 @@ def ort_version() -> str:
     return pytest.importorskip("onnxruntime").__version__
 
 
+def test_an_engine_that_replaces_one_that_failed_is_no_better_known(engine, saved, machine, capsys, caplog):
+    machine.set_faults(nan_inputs=saved_inputs(2))
+    assert verify(engine, saved, capsys)[0] == 1
+    machine.set_faults()
+    before = content_sha256(engine)
+    build = ["models", "build", "tiny-matcher", "--runtime", "tensorrt", "--precision", "fp16", "--typing", "weak"]
+    assert (
+        command(*build, "--no-verify", "--force", "--set", "runtime.options.workspace_mb=512", "--out", str(engine))
+        == 0
+    )
+    assert content_sha256(engine) != before
+    health = start(engine).health()
+    assert health.linked and "an engine before it failed on saved pairs on 2" in health.verified
+    assert "an engine before it failed on saved pairs" in caplog.text
+    capsys.readouterr()
+    assert verify(engine, saved, capsys)[0] == 0
+    assert "before it" not in start(engine).health().verified
+
+
 def test_a_start_compares_an_engine_that_nobody_did_and_keeps_what_it_finds(engine, machine):
     machine.set_faults(zero_inputs=[9])  # the largest
     with pytest.raises(ParityError, match="largest: no match, the reference has "):

@@ -66,7 +66,9 @@ class Models:
             logger.warning("%s: %s", file.card.name, session.active.note)
         record = self._record(file, session, reference)
         load_fallback, note = self._fallback(reference, record)
-        note = "; ".join(filter(None, (note, _EMULATED if file.card.emulated else "")))
+        before = records.predecessor(record) if file.path.suffix == ".engine" else None
+        told = f"an engine before it failed on saved pairs on {before.time[:10]}: verify it with them" if before else ""
+        note = "; ".join(filter(None, (note, _EMULATED if file.card.emulated else "", told)))
         if note:
             logger.warning("%s: %s", file.card.name, note)
         opened = OpenedModel(

@@ -154,6 +154,22 @@ def _objection(key: dict[str, str], folder: Path | None) -> Record | None:
     return max(found, key=lambda r: r.time, default=None)
 
 
+def predecessor(record: Record, folder: Path | None = None) -> Record | None:
+    """The newest record that objects to another file of the same weights on the same runtime and device.
+
+    It is of an engine that was replaced. None where there is none, or where the record is of saved inputs itself.
+    """
+    if record.saved:
+        return None
+    names = ("role", "name", "source_sha256", "runtime", "version", "provider", "device", "precision")
+    try:
+        others = [r for r in map(_read, _folder(folder).glob("*.json")) if r is not None and r.sha256 != record.sha256]
+    except (OSError, CacheError):
+        return None
+    same = (r for r in others if r.objects and all(getattr(r, n) == getattr(record, n) for n in names))
+    return max(same, key=lambda r: r.time, default=None)
+
+
 def records_of(sha256: str, folder: Path | None = None) -> list[Record]:
     """All records of a model file, on whatever runtime and device, of any version of the gate."""
     try:
