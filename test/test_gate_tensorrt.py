@@ -103,6 +103,22 @@ def test_an_engine_that_is_wrong_as_the_documents_is_found_and_refused(engine, s
         start(engine)
 
 
+def test_engines_of_tensorrt_11_are_judged_alike(machine, saved, tmp_path, capsys):
+    """Strongly typed, from the fp32 file."""
+    machine.use(tensorrt="11.4.0.106", gpu="NVIDIA RTX 3060;8.6;580.1")
+    engine = tmp_path / "matcher.engine"
+    build = ["models", "build", "tiny-matcher", "--runtime", "tensorrt", "--no-verify", "--out", str(engine)]
+    assert command(*build) == 0
+    capsys.readouterr()
+    machine.set_faults(nan_inputs=saved_inputs(1, 2, 3, 4, 5, 6))
+    code, values = verify(engine, saved, capsys)
+    row = values["engines"][3]
+    assert code == 1 and row["engine"] == "tensorrt 11.4.0.106 TensorRT on cuda:0 NVIDIA RTX 3060"
+    assert (row["nan"], row["matches"]) == ([6, 8], [0] * 6 + list(COUNTS[6:]))
+    with pytest.raises(ParityError, match="11.4.0.106"):
+        start(engine)
+
+
 def test_an_engine_within_2_percent_passes_and_runs(engine, saved, machine, capsys):
     machine.set_faults(drop_matches=0.015)
     code, values = verify(engine, saved, capsys)
