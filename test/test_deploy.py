@@ -58,7 +58,8 @@ def test_the_unit_stops_the_node_before_anybody_kills_it():
     assert int(service["TimeoutStopSec"]) > sum(waits) and waits[0] >= 30
     assert service["KillSignal"] == "SIGINT" and service["KillMode"] == "mixed"  # SIGTERM to launch leaves the node
     assert service["Restart"] == "on-failure" and unit()["Install"]["WantedBy"] == "multi-user.target"
-    assert "exec ros2 launch" in service["ExecStart"]  # else the signal goes to the shell
+    # Else the signal goes to the shell; and launch takes the node for one that a terminal has told to stop.
+    assert "exec ros2 launch --noninteractive" in service["ExecStart"]
 
 
 def test_the_unit_needs_no_root_and_keeps_maps():
@@ -94,8 +95,8 @@ def test_the_command_of_the_unit_becomes_the_launch(tmp_path):
     line = re.sub(r"\$\{(\w+)\}", lambda found: given[found[1]], unit()["Service"]["ExecStart"])
     line = line.replace(f"/opt/ros/{given['ROS_DISTRO']}/setup.bash", f"{tmp_path}/setup.bash")
     said = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=20).stdout.split()
-    assert said[:3] == ["launch", "vslam_features", "frontend.launch.py"] and len(said) == 6
-    assert said[3] == "params_file:=/etc/vslam_features/robot.yaml" and said[4].startswith("image:=/")
+    assert said[:4] == ["launch", "--noninteractive", "vslam_features", "frontend.launch.py"] and len(said) == 7
+    assert said[4] == "params_file:=/etc/vslam_features/robot.yaml" and said[5].startswith("image:=/")
 
 
 def test_systemd_accepts_the_unit(tmp_path):
@@ -165,7 +166,8 @@ def test_what_an_image_copies_and_starts_exists(dockerfile):
     entry = yaml.safe_load(values["ENTRYPOINT"])[0]
     assert entry.startswith(WORKSPACE) and os.access(ROOT / entry.removeprefix(WORKSPACE), os.X_OK)
     command = yaml.safe_load(values["CMD"])
-    assert command[:3] == ["ros2", "launch", "vslam_features"] and (ROOT / "launch" / command[3]).is_file()
+    assert command[:4] == ["ros2", "launch", "--noninteractive", "vslam_features"]
+    assert (ROOT / "launch" / command[4]).is_file()
 
 
 def test_an_image_installs_extras_and_ros_packages_that_there_are(dockerfile):
@@ -248,7 +250,7 @@ def test_files_and_anchors_that_the_page_names_exist():
 
 def test_launch_arguments_of_the_page_are_declared():
     for line in code_blocks(PAGE).splitlines():
-        if found := re.search(r"ros2 launch vslam_features (\S+)", line):
+        if found := re.search(r"ros2 launch (?:--noninteractive )?vslam_features (\S+)", line):
             assert set(re.findall(r"(\w+):=", line)) <= launch_arguments(found[1]), line
 
 

@@ -107,13 +107,16 @@ def test_without_opencv_doctor_still_says_what_to_do():
     program = (
         "import sys; sys.modules['cv2'] = None\n"
         "from vslam_features.cli import doctor, main\n"
-        "doctor._CHECKS = {n: c for n, c in doctor._CHECKS.items() if n in ('numpy', 'opencv', 'shm')}\n"
-        "doctor.doctor_ros.has_rclpy = lambda: False\n"
         "print(main.main(['models', 'list'])); sys.exit(main.main(['doctor']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "FAIL  opencv        cannot be imported" in done.stdout and "OK    numpy" in done.stdout
+    assert (
+        "FAIL  configuration features plug-in" in done.stdout
+        and " shm " in done.stdout
+        and "the check failed" not in done.stdout
+    )
     assert "pip install opencv-python-headless" in done.stdout
     assert "models cannot run: import of cv2 halted" in done.stderr and done.stdout.startswith("1\n")
 

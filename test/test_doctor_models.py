@@ -239,3 +239,15 @@ def test_an_engine_whose_source_is_no_model(tiny):  # noqa: F811
     model_path("tiny-matcher", "fp32").write_bytes(POINTER)
     (check,) = engine_checks({"error": "whatever the builder said"})
     assert check.state == "FAIL" and "is a Git LFS pointer" in check.text
+
+
+def test_a_named_engine_of_another_gpu_is_refused(tiny, tmp_path, monkeypatch):  # noqa: F811
+    """Nothing is built in place of a file that somebody names."""
+    path = tmp_path / "tiny-matcher.engine"
+    monkeypatch.setattr(doctor_models, "_file_problem", lambda *_: None)
+    wanted = tiny_config(runtime__name="tensorrt", runtime__device="cuda", matcher__options__model=str(path))
+    found = {"source": str(path), "path": str(path), "there": True, "reasons": ["GPU Orin, was NVIDIA H200"]}
+    gpu = {"gpu": ORIN, "engines": {name: found for name in doctor_models.configured_models(wanted)}}
+    lines = [c for c in doctor_models.check_models(wanted, {}, gpu) if c.name == "engine"]
+    assert [c.state for c in lines if "is refused" in c.text] == ["FAIL"] and len(lines) == 3
+    assert all("GPU Orin, was NVIDIA H200" in c.text and c.fix for c in lines)

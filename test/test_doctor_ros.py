@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from doctor_helpers import Answer, module, only
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vslam_features.cli import doctor_profile, doctor_ros, doctor_topics, doctor_transport
 from vslam_features.config import Config
@@ -218,3 +221,85 @@ def test_socket_buffers(most, rmw, only_here, state, tmp_path):
     found = only(doctor_transport.check_socket_buffers(rmw, only_here, tmp_path / "rmem_max"))
     assert found[0] == state and (state == "OK" or "sysctl -w net.core.rmem_max" in found[2])
     assert not list(doctor_transport.check_socket_buffers("", False, tmp_path / "hidden"))
+
+
+# -- topics, of what a probe may find --------------------------------------------------------------
+
+IMAGE = {
+    "name": "/cam/image", "publishers": 1, "types": ["sensor_msgs/msg/Image"], "expected": "Image", "best_effort": 1,
+    "received": 60, "rate_hz": 30.0, "stamp_ns": 10**18, "age_s": 0.01, "backward": 0, "frame_id": "cam",
+    "what": "640x480 mono8",
+}  # fmt: skip
+
+
+def graph(image: dict | None = None, **facts) -> dict[str, tuple[str, str, str]]:
+    """Lines by name, of a graph with a camera whose image topic is ``image``."""
+    topics = (
+        {} if image is None else {"image": image, "camera_info": {**IMAGE, "name": "/cam/info", "expected": "Image"}}
+    )
+    base = {"nodes": ["/camera"], "frontends": [], "statuses": {}, "clock": 0, "images": [], "topics": topics}
+    found = doctor_topics.check_topics(Config(), doctor_topics.Topics(), Answer({**base, **facts}))
+    return {c.name: (c.state, c.text, c.fix) for c in found}
+
+
+@pytest.mark.parametrize(
+    "change, state, said",
+    [
+        ({}, "OK", "30.0 Hz, frame 'cam', 10 ms old"),
+        ({"received": 0}, "WARN", "1 publisher(s), but no message in 2 s"),
+        ({"publishers": 2}, "WARN", "2 publishers"),
+        ({"stamp_ns": 0}, "WARN", "stamps are 0"),
+        ({"backward": 3}, "WARN", "3 of 60 stamps are not later"),
+        ({"age_s": 7.5}, "WARN", "stamps are 7.5 s old"),
+        ({"age_s": -2.0}, "WARN", "2.0 s ahead"),
+        ({"problem": "image: encoding '8UC5' is unknown"}, "FAIL", "8UC5"),
+    ],
+    ids="well silent two zero backward old ahead encoding".split(),
+)
+def test_an_image_topic(change, state, said):
+    found = graph({**IMAGE, **change})["image"]
+    assert found[0] == state and said in found[1] and (state == "OK" or found[2])
+
+
+def test_stamps_of_a_recording_are_its_own():
+    assert graph({**IMAGE, "age_s": 1e8}, clock=1)["image"][0] == "OK"
+
+
+def test_several_cameras_and_none():
+    state, text, fix = graph(images=["/left/image", "/right/image"])["image"]
+    assert state == "WARN" and "/left/image, /right/image" in text and "--image-topic" in fix
+    state, text, fix = graph()["image"]
+    assert state == "WARN" and "1 nodes are up, none publishes images" in text and "ROS_DOMAIN_ID" in fix
+
+
+@pytest.mark.parametrize(
+    "statuses, state, said",
+    [
+        ({"frontend: inputs": [0, "receiving"], "frontend: map": [0, ""]}, "OK", "all 2 of its diagnostics are OK"),
+        ({"frontend: inputs": [1, "no camera_info yet"], "frontend: map": [0, ""]}, "WARN", "no camera_info yet"),
+        ({"frontend: map": [2, "disk full"], "frontend: inputs": [1, "silent"]}, "FAIL", "frontend: map: disk full"),
+        ({}, "WARN", "sends no diagnostics"),
+    ],
+)
+def test_a_running_front_end_says_how_it_is(statuses, state, said):
+    found = graph(IMAGE, frontends=["/frontend"], statuses=statuses)["front-end"]
+    assert found[0] == state and said in found[1]
+
+
+def test_two_front_ends():
+    checks = doctor_topics.check_topics(
+        Config(), doctor_topics.Topics(),
+        Answer({"nodes": ["/frontend"], "frontends": ["/frontend", "/b/frontend"], "statuses": {}, "clock": 0,
+                "images": [], "topics": {}}),
+    )  # fmt: skip
+    assert any(c.state == "WARN" and "2 run: /frontend, /b/frontend" in c.text for c in checks)
+
+
+@given(st.binary(max_size=300))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_a_profile_that_says_what_it_is(content):
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        Path(file.name).write_bytes(content)
+        patch.setenv("FASTDDS_DEFAULT_PROFILES_FILE", file.name)
+        assert only(doctor_profile.check_profile(""))[0] == "FAIL"
+        assert doctor_profile.segment_bytes() == 64 * MB

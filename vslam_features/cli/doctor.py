@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, PluginError
 from . import (
     doctor_libraries,
     doctor_machine,
@@ -94,15 +94,19 @@ class Patient:
 
 def examine(args) -> Iterator[Check]:
     """All checks; one that breaks, or does not end, is a FAIL of its own."""
-    config, problem = _configuration(args)
-    yield problem
+    config, line = _configuration(args)
+    yield line
+    if config is None:
+        for name in _OF_ANY_MACHINE:
+            yield from _limited(name, _CHECKS[name], None)
+        return
     topics = doctor_topics.Topics(args.image_topic, args.camera_info_topic, args.pose_topic, args.node)
     with contextlib.ExitStack() as ended:
         patient = Patient(
             config,
             topics,
             {name: doctor_runtimes.start_session(name, config) for name in ("onnxruntime", "openvino")},
-            doctor_runtimes.start_gpu(config, _onnx_models(config)),
+            doctor_runtimes.start_gpu(config, doctor_models.configured_models(config)),
             doctor_topics.start_probe(config, topics) if doctor_ros.has_rclpy() else None,
         )
         for child in patient.children():
@@ -111,13 +115,18 @@ def examine(args) -> Iterator[Check]:
             yield from _limited(name, check, patient)
 
 
-def _configuration(args) -> tuple[Config, Check]:
-    """The configuration, or the default one where it is broken: the rest of the machine is looked at all the same."""
+def _configuration(args) -> tuple[Config | None, Check]:
+    """The configuration, or the default one where it is broken: the rest of the machine is looked at all the same.
+
+    None where not even that can be had, for want of a library that plug-ins need.
+    """
     name = "configuration"
     try:
         config, given = load_config(args)
     except ConfigError as error:
         return Config(), Check(FAIL, name, str(error), "correct it; what follows is of the default configuration")
+    except PluginError as error:
+        return None, Check(FAIL, name, str(error), "see the lines below; what needs a configuration is left out")
     r = config.runtime
     text = f"{args.config or 'the default'}{f', {len(given)} values of its own' if given else ''}: "
     text += (
@@ -126,14 +135,7 @@ def _configuration(args) -> tuple[Config, Check]:
     return config, Check(OK, name, text)
 
 
-def _onnx_models(config: Config) -> list[str]:
-    """Models that need an engine: .engine files are taken as they are."""
-    if config.runtime.name != "tensorrt":
-        return []
-    return [m for m in doctor_models.configured_models(config) if not m.endswith(".engine")]
-
-
-def _limited(name: str, check: Callable[[Patient], Iterator[Check]], patient: Patient) -> list[Check]:
+def _limited(name: str, check: Callable[[Patient], Iterator[Check]], patient: Patient | None) -> list[Check]:
     """What a check says. In a thread, since a disk or a driver that does not answer cannot be interrupted."""
     found: list[Check] = []
 
@@ -185,3 +187,5 @@ _CHECKS: dict[str, Callable[[Patient], Iterator[Check]]] = {
     "sockets": lambda p: doctor_transport.check_socket_buffers(_rmw(), doctor_ros.localhost_only()),
     "topics": lambda p: doctor_topics.check_topics(p.config, p.topics, p.ros),
 }
+# Need no patient, and no library but Python's own.
+_OF_ANY_MACHINE = "python numpy opencv poselib rosbags machine jetson clock".split() + ["discovery", "fast dds", "shm"]

@@ -33,7 +33,7 @@ class Child:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
-    def result(self, limit_s: float = 15.0) -> dict:
+    def result(self, limit_s: float = 20.0) -> dict:
         """The answer, ``limit_s`` after the start at the latest. Raises ChildError."""
         if self._answer is None:
             try:

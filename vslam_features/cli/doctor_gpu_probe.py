@@ -72,12 +72,18 @@ def _version_of(distribution: str) -> str:
 
 
 def _engine(model: str, config: Config, gpu, library) -> dict:
-    """``source``, its ONNX file, ``path``, ``there`` and ``reasons`` why it has to be built; or ``error``."""
+    """``source``, the file that it comes from, ``path``, ``there`` and ``reasons`` why it will not do; or ``error``."""
     from ..artifacts.engine_source import order_engine
     from ..artifacts.engine_store import engine_state
+    from ..artifacts.store import locate
+    from ..runtimes.engine_file import SUFFIX, machine_differences, read_header
 
     r = config.runtime
     try:
+        if model.endswith(SUFFIX):
+            path = str(locate(model, r.precision))
+            reasons = machine_differences(read_header(path).facts, gpu, library.version)
+            return {"source": path, "path": path, "there": True, "reasons": reasons}
         order = order_engine(model, r.precision, r.options, library.capabilities, gpu)
         state = engine_state(order.path, order.wish)
     except VslamFeaturesError as error:

@@ -141,6 +141,9 @@ def _engine(model: str, config: Config, found: Mapping) -> Check:
     if found["there"] and not found["reasons"]:
         return Check(OK, "engine", f"{text}: fits this GPU, driver and TensorRT")
     text += f": {'; '.join(found['reasons'])}"
+    if model.endswith(".engine"):  # named by its path, so that nothing is built in its place
+        fix = "build it on this robot, or name the model instead of the file: engines of models are built by themselves"
+        return Check(FAIL, "engine", f"{text}; it is refused", fix)
     if config.runtime.options.get("build") == "never":
         return Check(FAIL, "engine", f"{text}; runtime.options.build is never", _rebuild(model, config))
     return Check(

@@ -71,7 +71,7 @@ def _segment(path: Path) -> int:
     """
     try:
         root = ElementTree.fromstring(path.read_bytes())
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter two: of an encoding
         raise ValueError(f"is not XML: {error}; Fast DDS ignores it, but for a line in its log") from error
     for element in root.iter():  # each version of the schema has a namespace of its own
         element.tag = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
