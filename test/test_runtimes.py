@@ -790,3 +790,27 @@ def test_finiteness_of_any_array(dtype, bad):
             wrong.flat[-1] = bad
             assert not all_finite(wrong)
     assert not all_finite(np.array([np.inf, -np.inf, 0], dtype))
+
+
+@pytest.mark.parametrize(
+    "text, version",
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\nGCC version: 11.4.0",
+            "550.54.15",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release Build  (buildbrain@x)\n",
+            "540.4.0",
+        ),
+        ("GCC version: 11.4.0\n", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_the_drivers_own_version(text, version, tmp_path, monkeypatch):
+    """A driver of the same CUDA version is another driver all the same."""
+    monkeypatch.setattr(hardware, "_DRIVER", tmp_path / "version")
+    if text is not None:
+        (tmp_path / "version").write_text(text)
+    assert hardware.nvidia_driver() == version

@@ -112,7 +112,7 @@ def order_engine(
         source.sha256, source.precision, source.typing,
         {name: [list(shape) for shape in (p.min, p.opt, p.max)] for name, p in profiles.items()},
         {name: number for name, number in PATCHES.items() if wanted[name]},
-        gpu.name, gpu.capability, gpu.driver, able.version, {name: options[name] for name in kept},
+        gpu.name, gpu.capability, gpu.driver_version, able.version, {name: options[name] for name in kept},
     )  # fmt: skip
     return EngineOrder(source, wish, profiles, engine_path(source.card.name, source.precision, gpu.name))
 

@@ -84,7 +84,7 @@ def _header(
 ) -> engine_file.EngineHeader:
     wish = order.wish
     facts = engine_file.BuildFacts(
-        key=wish.key(), gpu=gpu.name, capability=gpu.capability, driver=gpu.driver, cuda=gpu.runtime,
+        key=wish.key(), gpu=gpu.name, capability=gpu.capability, driver=gpu.driver_version, cuda=gpu.runtime,
         tensorrt=plan.version, source=str(order.source.path.absolute()), source_sha256=order.source.sha256,
         built_from_sha256=prepared.sha256, precision=wish.precision, typing=wish.typing, has_if=prepared.has_if,
         patches=dict(wish.patches), profiles=dict(wish.profiles), options=dict(wish.options),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import BackendError, ConfigError, RuntimeMissingError
 from .base import reason
+from .hardware import nvidia_driver
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Gpu:
         driver: newest CUDA version that the installed driver supports, e.g. ``12.6``.
         runtime: version of the CUDA runtime in the Python bindings.
         memory_mb: in all, MiB.
+        module: version of NVIDIA's kernel module, e.g. ``540.4.0``; empty where it is not told.
     """
 
     index: int
@@ -38,6 +40,12 @@ class Gpu:
     driver: str
     runtime: str
     memory_mb: int
+    module: str = ""
+
+    @property
+    def driver_version(self) -> str:
+        """As exact as it is known: drivers that support the same CUDA are many."""
+        return self.module or self.driver
 
 
 def load() -> Cuda:
@@ -95,7 +103,9 @@ class Cuda:
         p = self._call("cudaGetDeviceProperties", index)
         name = p.name.decode(errors="replace") if isinstance(p.name, bytes) else str(p.name)
         driver, runtime = (_version(self._call(f)) for f in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"))
-        return Gpu(index, name.strip("\0 "), f"{p.major}.{p.minor}", driver, runtime, p.totalGlobalMem >> 20)
+        return Gpu(
+            index, name.strip("\0 "), f"{p.major}.{p.minor}", driver, runtime, p.totalGlobalMem >> 20, nvidia_driver()
+        )
 
     def use(self, index: int) -> None:
         """Make a GPU that of the calling thread; each thread starts with GPU 0."""

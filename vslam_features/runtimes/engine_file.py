@@ -32,7 +32,7 @@ class BuildFacts:
 
     Args:
         key: of everything that the engine depends on, see ``artifacts/engine_key.py``.
-        gpu, capability, driver, cuda: as in ``cuda.Gpu`` (``cuda`` is its ``runtime``).
+        gpu, capability, driver, cuda: as in ``cuda.Gpu`` (its ``driver_version`` and ``runtime``).
         tensorrt: version of the library.
         source: file name of the ONNX model that was asked for; source_sha256: its content.
         built_from_sha256: content of the patched model that TensorRT parsed.
@@ -140,10 +140,10 @@ def peek(file: BinaryIO, size: int) -> dict | None:
 def machine_differences(facts: BuildFacts, gpu: Gpu, tensorrt: str) -> list[str]:
     """Why an engine is none for this GPU and this version of TensorRT; empty: it is one.
 
-    A plan holds for one model of GPU and one version. That an update of the driver invalidates it is said by the
-    document of TinyNav's engines, whose cache has the driver in its key.
+    A plan holds for one model of GPU and one version. Its kernels were chosen by their times under one driver, and its
+    parity record is of that driver too: with another it is built and compared again.
     """
-    here = {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu.driver, "tensorrt": tensorrt}
+    here = {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu.driver_version, "tensorrt": tensorrt}
     labels = {"gpu": "GPU", "capability": "compute capability", "tensorrt": "TensorRT"}
     return [
         f"{labels.get(n, n)} {value}, was {getattr(facts, n)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BOARD = Path("/proc/device-tree/model")
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def usable_cpus() -> int:
@@ -61,3 +63,17 @@ def gpu_name() -> str:
             board = ""
         names = {board} if "nvidia" in board.lower() else set()
     return names.pop() if len(names) == 1 else ""
+
+
+def nvidia_driver() -> str:
+    """Version of NVIDIA's kernel module, e.g. ``540.4.0``; empty where it tells none.
+
+    The first line of its file is, for instance, ``NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0``.
+    """
+    try:
+        text = _DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    line = next((line for line in text.splitlines() if line.startswith("NVRM version")), "")
+    found = re.search(r"(?<![\w.])\d+(?:\.\d+)+", line.partition(":")[2])
+    return found[0] if found else ""
