@@ -97,6 +97,20 @@ def test_neither_does_the_gate_of_a_newer_version(pairs, monkeypatch):
     models(**HONEST).open("matcher", "tiny-matcher")
 
 
+def test_neither_does_another_reference(pairs):
+    """The fp32 file was fetched anew, so that the record is of a comparison with a file that is no longer there."""
+    folder, broken = pairs
+    half = save(
+        matcher_model(least=0.601), card("matcher", "tiny-matcher", precision="fp16", features_model="tiny-features")
+    )
+    assert not models(**broken).verify(str(half), reference=reference(), inputs=[folder]).passed
+    save(matcher_model(least=0.602), card("matcher", "tiny-matcher", features_model="tiny-features"))
+    with pytest.raises(ParityError, match="revisit-1"):
+        models(**HONEST).open("matcher", str(half))
+    assert models(**HONEST).verify(str(half), reference=reference(), inputs=[folder]).passed
+    models(**HONEST).open("matcher", str(half))
+
+
 def test_a_passing_record_of_saved_pairs_is_kept_until_something_fails(pairs):
     folder, broken = pairs
     assert models(**HONEST).verify("tiny-matcher", reference=reference(), inputs=[folder]).passed

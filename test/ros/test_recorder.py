@@ -232,13 +232,15 @@ def test_models_of_an_earlier_configuration_are_not_those_of_the_run():
         log.set_diagnostics("models", {"state": "configuring"})
         log.set_diagnostics("models", {"instead": ""})
         log.set_diagnostics(f"model {name}", MODEL)
-    log.set_diagnostics("models", {"state": "configuring"})  # and it was stopped meanwhile
+    log.set_diagnostics("models", {"state": "configuring"})
+    log.set_diagnostics("models", {"state": "failed"})  # and it ended
     assert [e.name for e in log.finish().engines] == ["lightglue-aliked"]
 
 
-def test_a_front_end_that_never_was_configured_is_nothing():
+@pytest.mark.parametrize("state", ["configuring", "failed"])
+def test_a_front_end_that_never_was_configured_is_nothing(state):
     log = TopicLog("test", truth(8))
-    log.set_diagnostics("models", {"state": "configuring"})
+    log.set_diagnostics("models", {"state": state})
     assert log.nothing_came == "/frontend did not get beyond its configuration: see its log"
     assert log.progress()["active"] == 0
     log.set_diagnostics("models", {"instead": ""})
