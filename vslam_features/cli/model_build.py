@@ -94,7 +94,7 @@ def run(args) -> int:
     for name in args.names:
         try:
             failed += _build(args, name, config)
-        except ModelError as error:  # the others may still be built
+        except (ModelError, ConfigError) as error:  # the others may still be built
             if len(args.names) == 1:
                 raise
             print(f"error: {name}: {error}", file=sys.stderr)

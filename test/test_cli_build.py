@@ -1,0 +1,251 @@
+"""``models build --runtime tensorrt``: plans without a GPU, builds that are done once, and what makes them stale."""
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx_ir")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("spox")
+
+from engine_helpers import SHAPES, place, with_trtexec  # noqa: E402
+from model_helpers import clear_environment, command, own_cache  # noqa: E402, F401
+
+from vslam_features.artifacts.cache import locked  # noqa: E402
+from vslam_features.artifacts.card import read_card  # noqa: E402
+from vslam_features.artifacts.records import records_of  # noqa: E402
+from vslam_features.artifacts.store import content_sha256, model_path  # noqa: E402
+from vslam_features.runtimes import engine_file  # noqa: E402
+
+ASSUMED = ("--dry-run", "--assume-version", "10.3", "--assume-gpu", "Orin 8.7")
+BUILD = ("--precision", "fp16", "--set", f"runtime.options.shapes={SHAPES}")
+
+
+@pytest.fixture(autouse=True)
+def _models(own_cache, monkeypatch):  # noqa: F811
+    clear_environment(monkeypatch)
+    place("fp32", "fp16")
+
+
+@pytest.fixture
+def machine(fake_tensorrt):
+    fake_tensorrt.use(gpu="Orin;8.7;540.4.0")
+    return fake_tensorrt
+
+
+def build(capsys, *args, model="small") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    code = command("models", "build", str(model), "--runtime", "tensorrt", *map(str, args))
+    return code, *capsys.readouterr()
+
+
+def engine(name="small.fp16.orin"):
+    return model_path("small", "fp32").parents[1] / "engines" / f"{name}.engine"
+
+
+# -- without a GPU -------------------------------------------------------------------------------
+
+
+def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    code, out, err = build(capsys, *BUILD, *ASSUMED)
+    assert code == 0, err
+    assert "TensorRT 10.3, fp16, strongly typed: STRONGLY_TYPED, no TF32" in out
+    assert "shapes of keypoints0: 1x2,256x2,600x2" in out and "8 cores cast to BF16" in out
+    assert f"{engine()} would be built: there is none" in out
+    words = shlex.split(out.splitlines()[-1])
+    assert words[0] == "trtexec" and {"--stronglyTyped", "--noTF32", "--skipInference"} <= set(words)
+    assert not {"--fp16", "--bf16"} & set(words) and "nothing was built" in err
+    assert not engine().parent.exists()
+
+
+@pytest.mark.parametrize(
+    "args, text",
+    [
+        (("--dry-run",), "tensorrt cannot be imported"),
+        (("--dry-run", "--assume-version", "10.3"), "no GPU|cannot be imported"),
+        ((*ASSUMED[:3], "--assume-gpu", "Orin"), "expected its name and compute capability"),
+        (("--dry-run", "--assume-version", "8.6", *ASSUMED[3:]), "expected 10.0 or newer"),
+        (ASSUMED[1:], "are for --dry-run"),
+        ((*ASSUMED, "--typing", "weak", "--precision", "fp32", "--save-onnx", "x.onnx"), "nothing is patched"),
+        (("--out", "x.plan"), "ends in .engine"),
+        ((*ASSUMED, "--set", "runtime.options.shapes=nonsense"), "shapes"),
+        ((*ASSUMED, "--set", "runtime.options.nonsense=1"), "nonsense"),
+    ],
+)
+def test_what_is_wrong_is_told(capsys, monkeypatch, args, text):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    code, _, err = build(capsys, *args)
+    assert code != 0 and re.search(text, err), err
+
+
+def test_options_of_engines_need_the_runtime(capsys):
+    assert command("models", "build", "xfeat", "--dry-run", "--typing", "weak") == 1
+    assert "--typing, --dry-run: for engines; add --runtime tensorrt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "11.4.0.106"])
+def test_the_command_that_is_printed_builds(capsys, monkeypatch, machine, tmp_path, version):
+    machine.use(tensorrt=version)
+    with_trtexec(machine, monkeypatch)
+    kept = tmp_path / "patched.onnx"
+    code, out, _ = build(capsys, *BUILD, "--dry-run", "--save-onnx", kept)
+    assert code == 0 and read_card(kept).patches == ("bf16-attention centred",)
+    engine().parent.mkdir(parents=True)
+    words = shlex.split(out.splitlines()[-1])
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    (saved,) = (w.partition("=")[2] for w in words if w.startswith("--saveEngine="))
+    assert os.path.getsize(saved) > 10_000
+    assert build(capsys, *BUILD, "--dry-run", "--save-onnx", kept)[0] != 0, "a file of others is not replaced"
+
+
+# -- on a machine with one -----------------------------------------------------------------------
+
+
+def test_the_second_call_does_nothing(capsys, machine):
+    code, out, err = build(capsys, *BUILD)
+    assert code == 0, err
+    assert "building the engine of" in err and "there is none" in err and "the engine equals its reference" in out
+    (record,) = records_of(content_sha256(engine()))
+    assert record.passed and record.runtime == "tensorrt" and record.precision == "bf16"
+    before = engine().stat().st_mtime_ns
+    machine.set_faults(build=True)  # none is asked for
+    code, out, err = build(capsys, *BUILD)
+    assert (code, err) == (0, "") and f"{engine()} is up to date" in out
+    assert engine().stat().st_mtime_ns == before
+    machine.set_faults()
+    assert build(capsys, *BUILD, "--force", "--no-verify")[0] == 0 and engine().stat().st_mtime_ns > before
+
+
+def changed_header(**facts):
+    """As another version of this program, or another machine, would have written it."""
+    header, content = engine_file.read_engine(engine())
+    changed = dataclasses.replace(header.facts, key="0" * 64, **facts)
+    with open(engine(), "wb") as file:
+        engine_file.write(file, engine_file.EngineHeader(header.card, changed), content)
+
+
+def cut():
+    engine().write_bytes(engine().read_bytes()[:-100])
+
+
+STALE = {
+    "driver": (lambda m: m.use(gpu="Orin;8.7;580.1.0"), "driver 13.0, was 12.6"),
+    "version": (lambda m: m.use(tensorrt="10.3.0"), r"TensorRT 10\.3\.0, was 10\.13"),
+    "GPU": (lambda m: m.use(gpu="Orin;8.9;540.4.0"), "compute capability 8.9, was 8.7"),
+    "weights": (lambda m: place("fp32", "fp16", seed=4), "the ONNX file has changed"),
+    "older patch": (
+        lambda m: changed_header(patches={"cumsum": 0, "bf16-attention": 1}), "patch cumsum 1, was 0"
+    ),
+    "no patch": (lambda m: changed_header(patches={}), "patch bf16-attention 1, was none; patch cumsum 1, was none"),
+    "another program": (lambda m: changed_header(), "built by another version of vslam_features"),
+    "truncated": (lambda m: cut(), "damaged: .*cut short"),
+    "no engine": (lambda m: engine().write_bytes(b"<html>"), "damaged: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STALE)
+def test_what_is_stale_is_rebuilt(capsys, machine, what):
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    change, reason = STALE[what]
+    change(machine)
+    code, out, err = build(capsys, *BUILD, "--dry-run")
+    assert code == 0 and re.search(f"would be built: .*{reason}", out)
+    code, _, err = build(capsys, *BUILD)
+    assert code == 0 and re.search(f"building the engine of .*: .*{reason}", err), err
+    assert "is up to date" in build(capsys, *BUILD)[1]
+
+
+@pytest.mark.parametrize("name", ["workspace_mb", "optimisation_level", "typing", "attention", "patches", "shapes"])
+def test_other_options_are_another_engine(capsys, machine, name):
+    value = {"workspace_mb": "64", "optimisation_level": "1", "typing": "weak", "attention": "as_is",
+             "patches": "none", "shapes": "keypoints0: 1x2,2x2,9x2; keypoints1: 1x2,2x2,9x2"}[name]  # fmt: skip
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    code, out, _ = build(capsys, *BUILD, "--dry-run", "--set", f"runtime.options.{name}={value}")
+    assert code == 0 and "would be built" in out
+
+
+def test_options_that_decide_nothing_of_the_engine(capsys, machine):
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    for name, value in (("cuda_graphs", "false"), ("build", "never"), ("builder", "trtexec")):
+        assert "is up to date" in build(capsys, *BUILD, "--set", f"runtime.options.{name}={value}")[1]
+
+
+def test_another_gpu_has_an_engine_of_its_own(capsys, machine):
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    machine.use(gpu="NVIDIA GeForce RTX 3060;8.6;550.0.0")
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    assert engine().is_file() and engine("small.fp16.nvidia-geforce-rtx-3060").is_file()
+
+
+def test_an_engine_that_computes_something_else(capsys, machine):
+    """It stays, with a record that keeps it from being run."""
+    machine.set_faults(nan_inputs=[1, 2])
+    code, out, err = build(capsys, *BUILD)
+    assert code == 1 and "differs from its reference" in out and "is refused from now on" in err
+    (record,) = records_of(content_sha256(engine()))
+    assert not record.passed
+    machine.set_faults()
+    code, out, err = build(capsys, *BUILD)
+    assert code == 1 and "is up to date" in out and "failed its comparison" in err
+
+
+def test_where_it_is_written(capsys, machine, tmp_path):
+    target = tmp_path / "robot" / "matcher.engine"
+    code, out, err = build(capsys, *BUILD, "--out", target)
+    assert code == 0, err
+    assert target.is_file() and not engine().is_file() and "the engine equals its reference" in out
+    assert f"{target} is up to date" in build(capsys, *BUILD, "--out", target)[1]
+
+
+def test_a_file_by_its_path(capsys, machine, tmp_path):
+    place("fp32")[0].replace(path := tmp_path / "third_party.onnx")
+    code, out, err = build(capsys, "--set", f"runtime.options.shapes={SHAPES}", model=path)
+    assert code == 0, err
+    assert engine("small.fp32.orin").is_file() and "small.fp32" not in out.split("against")[0]
+
+
+def test_a_failure_of_one_leaves_the_others(capsys, machine):
+    code = command("models", "build", "nonsense", "small", "--runtime", "tensorrt", *BUILD, "--no-verify")
+    out, err = capsys.readouterr()
+    assert code != 0 and "nonsense" in err and engine().is_file()
+
+
+def test_two_builds_wait_for_each_other(capsys, machine):
+    words = [sys.executable, "-m", "vslam_features", "models", "build", "small", "--runtime", "tensorrt", *BUILD]
+    children = [
+        subprocess.Popen([*words, "--no-verify"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    told = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], told
+    assert sorted("building the engine" in err for _, err in told) == [False, False, True]
+    assert sum("is up to date" in out for out, _ in told) == 2
+
+
+def test_who_waits_says_so(capsys, machine):
+    held = threading.Event()
+
+    def hold():
+        with locked(engine()):
+            held.set()
+            release.wait(60)
+
+    release = threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    threading.Timer(1, release.set).start()
+    code, _, err = build(capsys, *BUILD, "--no-verify")
+    thread.join()
+    assert code == 0 and f"waiting for another process that builds {engine()}" in err
