@@ -4,6 +4,7 @@ The engines are made wrong as those of TinyNav's pull request 261 were.
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from vslam_features import classical
 from vslam_features.artifacts import records
 from vslam_features.artifacts.cases import matching
 from vslam_features.artifacts.store import content_sha256, model_path
+from vslam_features.config import Config
 from vslam_features.errors import ParityError
 from vslam_features.models import Models
+from vslam_features.runtimes.choice import runtime_of
 
 COUNTS = (275, 264, 148, 185, 239, 244, 265, 229)
 BEFORE = 10  # different inputs that come before the saved ones: eight pairs that ship, the largest, the first turned
@@ -177,6 +180,30 @@ def test_a_start_compares_an_engine_that_nobody_did_and_keeps_what_it_finds(engi
     assert (record.runtime, record.device, record.pairs, record.saved) == ("tensorrt", "cuda:0 Orin", 12, 0)
     unverified = Models(tiny_config(models__allow_unverified=True)).open("matcher", str(engine))
     assert not unverified.health().linked
+
+
+@pytest.mark.parametrize(
+    ("configured", "file", "runs_on"),
+    [
+        (("onnxruntime", "cpu"), "a.engine", ("tensorrt", "cuda")),
+        (("onnxruntime", "cuda:1"), "a.engine", ("tensorrt", "cuda:1")),
+        (("onnxruntime", "tensorrt:1"), "a.engine", ("tensorrt", "cuda:1")),
+        (("openvino", "gpu"), "a.engine", ("tensorrt", "cuda")),
+        (("tensorrt", "cuda:1"), "a.engine", ("tensorrt", "cuda:1")),
+        (("fake", "cpu"), "a.engine", ("fake", "cuda")),
+        (("fake", "cuda:1"), "a.engine", ("fake", "cuda:1")),
+        (("onnxruntime", "cuda:1"), "a.onnx", ("onnxruntime", "cuda:1")),
+        (("fake", "cpu"), "a.onnx", ("fake", "cpu")),
+    ],
+)
+def test_what_runs_a_file(configured, file, runs_on):
+    config = Config.from_flat({"runtime.name": configured[0], "runtime.device": configured[1]}).runtime
+    name, options, request = runtime_of(Path(file), config)
+    assert (name, request.device) == runs_on
+    if name == "fake":
+        assert options["inner"] == ("tensorrt" if file == "a.engine" else "onnxruntime")
+    elif name != config.name:
+        assert options == {}, "those of the other runtime mean nothing to it"
 
 
 def test_the_fake_runtime_takes_an_engine_too(engine, machine):

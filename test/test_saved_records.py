@@ -105,8 +105,10 @@ def test_neither_does_another_reference(pairs):
     )
     assert not models(**broken).verify(str(half), reference=reference(), inputs=[folder]).passed
     save(matcher_model(least=0.602), card("matcher", "tiny-matcher", features_model="tiny-features"))
+    told = []
     with pytest.raises(ParityError, match="revisit-1"):
-        models(**HONEST).open("matcher", str(half))
+        Models(tiny_config(**HONEST), told.append).open("matcher", str(half))
+    assert told == [], "nothing is compared that would change nothing"
     assert models(**HONEST).verify(str(half), reference=reference(), inputs=[folder]).passed
     models(**HONEST).open("matcher", str(half))
 
