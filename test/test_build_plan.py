@@ -168,6 +168,7 @@ def test_a_gpu_without_bf16(tmp_path):
     prepared, plan = plan_of(tmp_path, precision="fp16", gpu=T4)
     assert (plan.typing, plan.layer_type, plan.flags) == ("weak", "fp32", ("FP16", "OBEY_PRECISION_CONSTRAINTS"))
     assert attention_nodes(prepared.path) <= set(plan.layers) and prepared.card.precision == "fp16"
+    assert prepared.card.patches == ("fp32-attention by layer precisions",)
     assert any("7.5 has no BF16" in reason for reason in plan.reasons)
     for wanted in ({"version": "11.4"}, {"typing": "strong"}):
         with pytest.raises(ConfigError, match="capability 7.5 has no BF16.*runtime.precision fp32.*as_is"):
@@ -277,8 +278,20 @@ def test_equal_branches_serve_all(tmp_path):
     assert not plan_of_path(fixed(CUMSUM.format(n=8), tmp_path, axis=np.array(1)), tmp_path)[0].has_if
 
 
+@pytest.mark.parametrize(
+    "name, file", [("../../x", "-..-x"), (".hidden", "hidden"), ("a b/ü", "a-b-ü"), ("..", "model")]
+)
+def test_a_name_of_a_card_leaves_the_folder_to_nobody(tmp_path, name, file):
+    text = "(float[1,4] image) => (float[1,4] descriptor) { descriptor = Relu(image) }"
+    path = saved(graph_helpers.graph(text), tmp_path / "odd.onnx", ModelCard("global", name, "CC0-1.0"))
+    found = order(str(path)).path
+    assert found.name == f"{file}.fp32.orin.engine" and found.parent.name == "engines"
+
+
 def test_a_model_without_attention(tmp_path):
     path = fixed("(float[1,4] image) => (float[1,4] descriptor) { descriptor = Relu(image) }", tmp_path)
+    _, plan = planned(order(str(path), precision="fp16", typing="weak"), able("10.3"), tmp_path)
+    assert (plan.flags, plan.layer_type) == (("FP16",), ""), "BF16 is for layers that are set to it"
     prepared, plan = planned(order(str(path), attention="bf16"), able("10.3"), tmp_path)
     assert not plan.layers and prepared.card.patches == () and prepared.card.precision == "fp32"
     assert any(note.startswith("no core of attention") for note in prepared.notes)

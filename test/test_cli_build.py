@@ -22,6 +22,8 @@ from vslam_features.artifacts.cache import locked  # noqa: E402
 from vslam_features.artifacts.card import read_card  # noqa: E402
 from vslam_features.artifacts.records import records_of  # noqa: E402
 from vslam_features.artifacts.store import content_sha256, model_path  # noqa: E402
+from vslam_features.cli import model_build_progress  # noqa: E402
+from vslam_features.cli.model_build_progress import BuildProgress  # noqa: E402
 from vslam_features.runtimes import engine_file  # noqa: E402
 
 ASSUMED = ("--dry-run", "--assume-version", "10.3", "--assume-gpu", "Orin 8.7")
@@ -60,7 +62,7 @@ def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
     assert code == 0, err
     assert "TensorRT 10.3, fp16, strongly typed: STRONGLY_TYPED, no TF32" in out
     assert "shapes of keypoints0: 1x2,256x2,600x2" in out and "8 cores cast to BF16" in out
-    assert f"{engine()} would be built: there is none" in out
+    assert f"{engine()} would be built" in out
     words = shlex.split(out.splitlines()[-1])
     assert words[0] == "trtexec" and {"--stronglyTyped", "--noTF32", "--skipInference"} <= set(words)
     assert not {"--fp16", "--bf16"} & set(words) and "nothing was built" in err
@@ -249,3 +251,42 @@ def test_who_waits_says_so(capsys, machine):
     code, _, err = build(capsys, *BUILD, "--no-verify")
     thread.join()
     assert code == 0 and f"waiting for another process that builds {engine()}" in err
+
+
+class Terminal:
+    """Standard error as a terminal, or a log file."""
+
+    def __init__(self, live):
+        self.live, self.text = live, ""
+
+    def isatty(self):
+        return self.live
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_on_a_terminal_is_a_bar_for_each_phase(monkeypatch):
+    terminal = Terminal(True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with BuildProgress() as steps:
+        for step in range(1, 4):
+            steps("Building", step, 3)
+            steps("Tactics", step, 5)  # goes on, and is closed at the end
+        assert set(steps._bars) == {"Tactics"}, "the finished one makes way"
+    assert (
+        re.search("Building: .*0/3", terminal.text) and re.search("Tactics: .*0/5", terminal.text) and not steps._bars
+    )
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch):
+    log, clock = Terminal(False), iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(model_build_progress.time, "monotonic", lambda: next(clock))
+    with BuildProgress() as steps:
+        for step in range(1, 4):
+            steps("Building", step, 3)
+    assert log.text == "  Building: 2 of 3\n"

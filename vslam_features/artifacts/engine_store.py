@@ -28,9 +28,10 @@ class EngineState:
 
 
 def engine_path(name: str, precision: str, gpu: str) -> Path:
-    """Where the engine of a model is kept. ``gpu``: its name, of which letters and digits are kept."""
+    """Where the engine of a model is kept. Of the names of model and GPU what is no letter or digit becomes a dash."""
     slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
-    return cache_folder("engines") / f"{name}.{precision}.{slug}.engine"
+    model = re.sub(r"[^\w.+-]+", "-", name).lstrip(".") or "model"  # a card's name may be anything
+    return cache_folder("engines") / f"{model}.{precision}.{slug}.engine"
 
 
 def engine_state(path: Path, wish: EngineWish) -> EngineState:

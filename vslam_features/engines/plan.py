@@ -70,17 +70,18 @@ def make_plan(
 ) -> BuildPlan:
     """The plan for a source. ``layers``: nodes of its cores of attention, for a weakly typed engine."""
     weak = source.typing == "weak"
-    flags: tuple[str, ...] = ()
-    if weak and source.precision != "fp32":
-        flags = ("FP16", *(["BF16"] if source.core_type == "bf16" else []))
-    if weak and layers:
-        flags = (*flags, *(["BF16"] if source.core_type == "bf16" and not flags else []), "OBEY_PRECISION_CONSTRAINTS")
+    flags = []
+    if weak:
+        flags += ["FP16"] * (source.precision != "fp32")
+        # Only where a layer is set to it: the flag lets TensorRT take it elsewhere, too.
+        flags += ["BF16"] * (bool(layers) and source.core_type == "bf16")
+        flags += ["OBEY_PRECISION_CONSTRAINTS"] * bool(layers)
     # 11 types all networks strongly; its flag of that name says nothing any more.
     network = () if weak or not able.weakly_typed else ("STRONGLY_TYPED",)
     reasons = (*source.reasons, *([] if weak or network else [f"TensorRT {able.version} knows no other typing"]))
     options = wish.options
     return BuildPlan(
-        able.version, source.typing, source.precision, network, flags, _CLEARED,
+        able.version, source.typing, source.precision, network, tuple(flags), _CLEARED,
         source.core_type if weak and layers else "", layers if weak else (), dict(profiles),
         int(options["workspace_mb"]), int(options["optimisation_level"]), reasons,
     )  # fmt: skip

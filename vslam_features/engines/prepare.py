@@ -72,7 +72,7 @@ def prepare(source: EngineSource, wish: EngineWish, able: Capabilities, folder: 
         model, layers, changed = done.model, done.layers, changed or done.changed
         notes.append(done.note)
         patches += [done.patch] if done.patch else []
-        if done.patch:
+        if done.patch and source.core_type == "bf16":
             precision = max(precision, "bf16", key=PRECISIONS.index)
     card = replace(plain.card, precision=precision)
     for patch in patches:
@@ -161,7 +161,7 @@ def _attention(model: ir.Model, source: EngineSource) -> _Attention:
         return _Attention(model, f"no core of attention: all of it computes as the file says{what}")
     if source.typing == "weak":
         layers, renamed = _named(model, cores)
-        patch = f"{bf16_attention.PATCH} by layer precisions" if source.core_type == "bf16" else ""
+        patch = f"{source.core_type}-attention by layer precisions"
         note = f"attention: {len(cores)} cores in {source.core_type} by layer precisions"
         return _Attention(model, note, layers, renamed, patch)
     done = bf16_attention.attention_in_bf16(model, centre_keys=True)
