@@ -44,8 +44,14 @@ def test_no_ros_is_a_warning():
         ({"missing": ["nav_msgs", "std_srvs"]}, "FAIL", "nav_msgs, std_srvs", "ros-jazzy-nav-msgs ros-jazzy-std-srvs"),
         ({"missing": [], "init_error": "domain 999"}, "FAIL", "cannot start: domain 999", "ROS_DOMAIN_ID"),
         ("topic_probe: crashed with SIGSEGV", "FAIL", "crashed with SIGSEGV", "ros2 topic list"),
+        (
+            "topic_probe: Expected RMW implementation",
+            "FAIL",
+            "Expected RMW",
+            "ros-jazzy-rmw-fastrtps-cpp, or unset RMW",
+        ),
     ],
-    ids=["well", "of another Python", "no messages", "no start", "crash"],
+    ids=["well", "of another Python", "no messages", "no start", "crash", "no middleware"],
 )
 def test_each_fault_of_ros_is_told_apart(facts, state, said, remedy, monkeypatch):
     monkeypatch.setenv("ROS_DISTRO", "jazzy")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
-from ros_helpers import BEST_EFFORT, RELIABLE, sequence
+from ros_helpers import BEST_EFFORT, RELIABLE, Process, environment, node_command, sequence
 from sensor_msgs.msg import CameraInfo, Image
 
 from vslam_features.cli.doctor_topics import Topics, check_topics, start_probe
@@ -127,3 +127,19 @@ def test_the_wrong_transport(domain):
     state, text, fix = found["image"]
     assert state == "FAIL" and "brings sensor_msgs/msg/Image, expected CompressedImage" in text
     assert "image_transport" in fix
+
+
+def test_a_running_front_end_is_asked_which_topics_it_reads(domain, tmp_path):
+    """And says in its diagnostics what it lacks: here the calibration."""
+    command = node_command("frontend_node", {"features.name": "sift"}, {"image": IMAGE, "camera_info": "/nowhere/info"})
+    with Camera(domain, qos=RELIABLE), Process(command, environment(domain, tmp_path / "log"), tmp_path) as node:
+        end = time.monotonic() + 60
+        while "active with" not in node.output and time.monotonic() < end:
+            time.sleep(0.2)
+        time.sleep(1.5)  # the diagnostics of a second
+        found = looked_at(SIFT)
+        assert node.stop() == 0, node.output
+    state, text, _ = found["front-end"]
+    assert state == "WARN" and "frontend: inputs: no camera_info yet on /nowhere/info" in text
+    assert found["image"][0] == "OK" and IMAGE in found["image"][1]
+    assert found["camera_info"][:2] == ("WARN", "/nowhere/info: nobody publishes")

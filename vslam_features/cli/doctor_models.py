@@ -10,6 +10,8 @@ from ..config import Config
 from ..errors import ConfigError, ModelError, ModelMissingError
 from .check import FAIL, OK, WARN, Check
 
+_OWN_ENGINE = "build it on this robot, or name the model instead of the file: engines of models are built by themselves"
+
 
 def configured_models(config: Config) -> list[str]:
     """Names and paths of the models that the configuration opens, each once."""
@@ -70,6 +72,8 @@ def _file_problem(file: str, config: Config, model: str = "") -> Check | None:
     except ConfigError as error:
         return Check(FAIL, "model", str(error), "'vslam-features models list' shows the names")
     again = f"copy {path.name} again from where it was made" if named else fetch
+    if path.suffix == ".engine":
+        again = _OWN_ENGINE
     try:
         facts = identify(path)
     except ModelError as error:
@@ -79,7 +83,7 @@ def _file_problem(file: str, config: Config, model: str = "") -> Check | None:
         pulled = f"'git lfs pull' where it comes from, or {again}" if facts.kind is FileKind.GIT_LFS_POINTER else again
         return Check(FAIL, "model", f"{path} ({facts.size} bytes) is {facts}, expected {expected.value}", pulled)
     if problem := _damage(path):
-        return Check(FAIL, "model", problem, _rebuild(model, config) if path.suffix == ".engine" else again)
+        return Check(FAIL, "model", problem, again)
     try:
         read_card(path)
     except ModelError as error:
@@ -142,8 +146,7 @@ def _engine(model: str, config: Config, found: Mapping) -> Check:
         return Check(OK, "engine", f"{text}: fits this GPU, driver and TensorRT")
     text += f": {'; '.join(found['reasons'])}"
     if model.endswith(".engine"):  # named by its path, so that nothing is built in its place
-        fix = "build it on this robot, or name the model instead of the file: engines of models are built by themselves"
-        return Check(FAIL, "engine", f"{text}; it is refused", fix)
+        return Check(FAIL, "engine", f"{text}; it is refused", _OWN_ENGINE)
     if config.runtime.options.get("build") == "never":
         return Check(FAIL, "engine", f"{text}; runtime.options.build is never", _rebuild(model, config))
     return Check(
@@ -157,8 +160,6 @@ def _engine(model: str, config: Config, found: Mapping) -> Check:
 def _rebuild(model: str, config: Config) -> str:
     from ..artifacts.engine_maker import build_words
 
-    if config.runtime.name != "tensorrt":  # an .engine file that another runtime cannot load anyway
-        return f"vslam-features models build {model} --runtime tensorrt"
     return f"vslam-features {shlex.join(build_words(model, config.runtime))}"
 
 

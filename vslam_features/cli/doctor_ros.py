@@ -25,7 +25,11 @@ def check_ros(probe: Child | None) -> Iterator[Check]:
     try:
         facts = probe.result()
     except ChildError as error:
-        yield Check(FAIL, "ros", str(error), "run 'ros2 topic list': what it says is about this ROS, not this package")
+        fix = "run 'ros2 topic list': what it says is about this ROS, not this package"
+        if "RMW" in str(error):
+            wanted = os.environ.get("RMW_IMPLEMENTATION", "rmw_fastrtps_cpp").replace("_", "-")
+            fix = f"sudo apt install ros-{distro or '$ROS_DISTRO'}-{wanted}, or unset RMW_IMPLEMENTATION"
+        yield Check(FAIL, "ros", str(error), fix)
         return
     if problem := facts.get("import_error"):
         fix = "run this in the Python that ROS was built for (/usr/bin/python3), with its setup.bash sourced"
