@@ -355,3 +355,12 @@ def test_the_engines_place_names_model_precision_and_gpu():
 def test_the_least_bf16_capability_is_ampere():
     for capability, core in (("8.0", "bf16"), ("10.0", "bf16"), ("12.1", "bf16"), ("7.9", "fp32")):
         assert order(precision="fp16", gpu=replace(ORIN, capability=capability)).source.core_type == core
+
+
+def test_one_value_of_a_shape_tensor_is_not_its_length(tmp_path):
+    """``max_keypoints`` of 512 and nothing else: the tensor still holds one number."""
+    text = """(float[1,5000] image, int64[1] max_keypoints) => (float[1,k] scores, int64[1,k] keypoints)
+        { scores, keypoints = TopK(image, max_keypoints) }"""
+    path = saved(graph_helpers.graph(text), tmp_path / "top.onnx", ModelCard("features", "top", "CC0-1.0"))
+    prepared, plan = planned(order(str(path), shapes="max_keypoints:512"), able("10.3"), tmp_path)
+    assert prepared.path == path and plan.profiles["max_keypoints"].opt == (512,)

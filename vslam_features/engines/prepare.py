@@ -92,7 +92,8 @@ def _fix_axes(model: ir.Model, profiles: Mapping[str, list[list[int]]]) -> str:
         least, _, most = profiles.get(value.name or "", ((), (), ()))
         if value.shape is None or len(value.shape) != len(least):
             continue
-        sizes = [low if low == high else n for n, low, high in zip(value.shape, least, most)]
+        choices = zip(value.shape, least, most)
+        sizes = [low if low == high and not isinstance(n, int) else n for n, low, high in choices]
         if sizes != list(value.shape):
             value.shape = ir.Shape(sizes)
             done.append(f"{value.name} {'x'.join(str(n) if isinstance(n, int) else '?' for n in sizes)}")
