@@ -6,14 +6,34 @@ import ctypes
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import spox.opset.ai.onnx.v18 as op
+from onnx import helper
 from spox import Tensor, argument, build
+
+ROWS = {"a": ((1, 4), (2, 4), (8, 4))}  # of ``doubled``
+A = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 def doubled(name: str = "y") -> bytes:
     """y = 2 a, of N rows of 4."""
     a = argument(Tensor(np.float32, ("N", 4)))
     return build({"a": a}, {name: op.mul(a, op.const(np.float32(2)))}).SerializeToString()
+
+
+def branches(other_rows: int) -> bytes:
+    """An If whose branches give 3 rows and ``other_rows``."""
+    flag = argument(Tensor(np.bool_, ()))
+    rows = [op.const(np.zeros((n, 4), np.float32)) for n in (3, other_rows)]
+    y = op.if_(flag, then_branch=lambda: [rows[0]], else_branch=lambda: [rows[1]])[0]
+    return build({"flag": flag}, {"y": y}).SerializeToString()
+
+
+def typed(*nodes: onnx.NodeProto, inputs: dict, outputs: dict, constants=()) -> bytes:
+    """A model from nodes: name -> (element type, shape)."""
+    ends = [[helper.make_tensor_value_info(n, *spec) for n, spec in each.items()] for each in (inputs, outputs)]
+    graph = helper.make_graph(list(nodes), "g", *ends, list(constants))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
 
 
 def build_engine(fake, model: bytes, shapes: dict | None = None, values: dict | None = None, flags=(), network_flags=0):
@@ -122,3 +142,13 @@ class Bench:
             passing(self.cuda.cudaFreeHost(address))
         passing(self.cuda.cudaStreamDestroy(self.stream))
         self.context = None
+
+
+def ready(fake, context, a: np.ndarray = A) -> tuple[Bench, int]:
+    """A bench with the input bound, and the address of the output."""
+    bench = Bench(fake, context)
+    assert context.set_input_shape("a", a.shape) and context.infer_shapes() == []
+    assert context.set_tensor_address("a", bench.upload(a))
+    y = bench.device(a.nbytes)
+    assert context.set_tensor_address("y", y)
+    return bench, y

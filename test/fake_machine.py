@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 FAKES = Path(__file__).parent / "fakes"
 _PACKAGES = ("tensorrt", "cuda", "fake_gpu", "fake_trt")
@@ -73,6 +76,13 @@ class FakeMachine:
         """What broke a rule of CUDA or TensorRT; asking takes them off the list that fails the test at its end."""
         found, self._faults().misuses = self._faults().misuses, []
         return found
+
+    @contextlib.contextmanager
+    def misused(self, match: str):
+        """For what must break a rule in these words."""
+        with pytest.raises(importlib.import_module("fake_gpu.faults").Misuse, match=match):
+            yield
+        assert self.misuses()
 
     def close(self) -> None:
         """Fails where a rule was broken and nobody asked."""

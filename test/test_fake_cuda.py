@@ -10,15 +10,6 @@ def cuda(fake_tensorrt):
     return fake_tensorrt.cuda
 
 
-@pytest.fixture
-def misuse(fake_tensorrt):
-    """The kind of exception; the test that expects one takes it off the list of those that fail it."""
-    from fake_gpu.faults import Misuse
-
-    yield Misuse
-    assert fake_tensorrt.misuses()
-
-
 def pinned(cuda, values) -> tuple[int, np.ndarray]:
     """Address and array of pinned memory with these floats."""
     address = passing(cuda.cudaMallocHost(4 * len(values)))
@@ -31,47 +22,47 @@ def copy(cuda, to, source, count, way, stream):
     return cuda.cudaMemcpyAsync(to, source, count, getattr(cuda.cudaMemcpyKind, f"cudaMemcpy{way}"), stream)
 
 
-def test_fresh_memory_is_not_zero_and_ends_where_it_was_asked_to(cuda, misuse):
+def test_fresh_memory_is_not_zero_and_ends_where_it_was_asked_to(cuda, fake_tensorrt):
     address, stream = passing(cuda.cudaMalloc(16)), passing(cuda.cudaStreamCreate())
     here, array = pinned(cuda, [0] * 4)
     passing(copy(cuda, here, address, 16, "DeviceToHost", stream))
     passing(cuda.cudaStreamSynchronize(stream))
     assert (array != 0).all() and address % 256 == 0
-    with pytest.raises(misuse, match="16 bytes at 4 of an allocation of 16 bytes"):
+    with fake_tensorrt.misused("16 bytes at 4 of an allocation of 16 bytes"):
         copy(cuda, here, address + 4, 16, "DeviceToHost", stream)
 
 
-def test_a_double_free_is_loud(cuda, misuse):
+def test_a_double_free_is_loud(cuda, fake_tensorrt):
     address = passing(cuda.cudaMalloc(16))
     passing(cuda.cudaFree(address))
-    with pytest.raises(misuse, match="double free of device memory"):
+    with fake_tensorrt.misused("double free of device memory"):
         cuda.cudaFree(address)
 
 
-def test_a_use_after_free_is_loud(cuda, misuse):
+def test_a_use_after_free_is_loud(cuda, fake_tensorrt):
     address, stream = passing(cuda.cudaMalloc(16)), passing(cuda.cudaStreamCreate())
     passing(cuda.cudaFree(address))
-    with pytest.raises(misuse, match="use after free"):
+    with fake_tensorrt.misused("use after free"):
         copy(cuda, address, np.zeros(4, np.float32), 16, "HostToDevice", stream)
 
 
 @pytest.mark.parametrize("allocate, free", [("cudaMalloc", "cudaFreeHost"), ("cudaMallocHost", "cudaFree")])
-def test_memory_goes_back_the_way_it_came(cuda, misuse, allocate, free):
+def test_memory_goes_back_the_way_it_came(cuda, fake_tensorrt, allocate, free):
     address = passing(getattr(cuda, allocate)(16))
-    with pytest.raises(misuse, match="freed as"):
+    with fake_tensorrt.misused("freed as"):
         getattr(cuda, free)(address)
 
 
-def test_memory_of_the_device_is_none_of_the_host(cuda, misuse):
+def test_memory_of_the_device_is_none_of_the_host(cuda, fake_tensorrt):
     address, stream = passing(cuda.cudaMalloc(16)), passing(cuda.cudaStreamCreate())
-    with pytest.raises(misuse, match="memory of the device, and used as of the host"):
+    with fake_tensorrt.misused("memory of the device, and used as of the host"):
         copy(cuda, address, address, 16, "HostToDevice", stream)
 
 
-def test_a_stream_that_was_destroyed_is_none(cuda, misuse):
+def test_a_stream_that_was_destroyed_is_none(cuda, fake_tensorrt):
     stream = passing(cuda.cudaStreamCreate())
     passing(cuda.cudaStreamDestroy(stream))
-    with pytest.raises(misuse, match="is no stream"):
+    with fake_tensorrt.misused("is no stream"):
         cuda.cudaStreamSynchronize(stream)
 
 
