@@ -187,7 +187,7 @@ def cases_of(largest, card=CARD):
     return [*shipped, *engine_cases(card, shipped, largest)]
 
 
-AGAIN = ["seeded-0 again", "seeded-0 turned", "seeded-0 once more"]
+AGAIN = ["seeded-0 again", "seeded-0 turned", "seeded-0 once more", "seeded-7 turned"]
 SIZES = {"keypoints0": (1, 2048, 2), "keypoints1": (1, 2048, 2), "descriptors0": (1, 2048, 64)}
 
 
@@ -252,7 +252,7 @@ def test_maps_get_points_all_over():
     maps = np.random.default_rng(0).normal(size=(2, 4, 6, 8)).astype(np.float32)
     sides = [(np.zeros((5, 2)), m, (80, 60)) for m in maps]
     largest = {"keypoints0": [512, 2], "keypoints1": [512, 2]}
-    case, _, turned, _ = engine_cases(CARD, [Case("a", (matching(sides),))], largest)
+    case, _, turned, *_ = engine_cases(CARD, [Case("a", (matching(sides),))], largest)
     assert [len(case.runs[0][f"keypoints{i}"]) for i in (0, 1)] == [512, 409]
     np.testing.assert_array_equal(turned.runs[0]["descriptors0"], maps[0])
     for i in (0, 1):
@@ -261,10 +261,38 @@ def test_maps_get_points_all_over():
         assert (points >= 0).all() and (points <= [79, 59]).all() and (points.std(axis=0) > 10).all()
 
 
+@pytest.mark.parametrize(
+    ("largest", "shape"),
+    [((4, 6, 8), (6, 8)), ((1, 4, 60, 50), (60, 50)), ((1, 4, 160, 160), (64, 64)), ((1, 160, 160, 4), (6, 8))],
+    ids=["no larger", "larger", "too large", "another layout"],
+)
+def test_maps_grow_to_the_largest_that_a_cpu_can_follow(largest, shape):
+    maps = np.random.default_rng(0).normal(size=(2, 4, 6, 8)).astype(np.float32)
+    pair = Case("a", (matching([(np.zeros((5, 2)), m, (80, 60)) for m in maps]),))
+    sizes = {name: value for i in (0, 1) for name, value in ((f"keypoints{i}", (9, 2)), (f"descriptors{i}", largest))}
+    (inputs,) = engine_cases(CARD, [pair], sizes)[0].runs
+    assert [inputs[f"descriptors{i}"].shape for i in (0, 1)] == [(4, *shape)] * 2
+    assert inputs["descriptors0"].dtype == np.float32 and inputs["descriptors0"].flags.c_contiguous
+
+
+def test_covisibility_that_golden_outputs_do_not_know_is_compared_with_the_reference():
+    shipped = [Case(c.name, c.runs, (nearest(c.runs[0]),)) for c in shipped_cases(CARD)]
+    cases = [*shipped, *engine_cases(CARD, shipped, SIZES)]
+
+    def scored(score):
+        return lambda inputs: {**nearest(inputs), "covisibility_score": np.array(score, np.float32)}
+
+    honest, wrong = scored(0.8), scored(0.9)
+    assert run_gate(wrong, [c for c in cases if c.expected is not None], CARD).passed
+    assert run_gate(honest, cases, CARD, reference_run=honest).passed
+    report = run_gate(wrong, cases, CARD, reference_run=honest)
+    assert [row.name for row in report.rows if row.problems] == [LARGEST, "seeded-0 turned", "seeded-7 turned"]
+
+
 def test_pictures_grow_to_the_largest_and_so_do_keypoints():
     card = ModelCard("features", "mine", "CC0-1.0")
     shipped = shipped_cases(card)
-    case, again, turned, _ = engine_cases(card, shipped, {"image": (1, 3, 480, 640), "max_keypoints": (4096,)})
+    case, again, turned, *_ = engine_cases(card, shipped, {"image": (1, 3, 480, 640), "max_keypoints": (4096,)})
     for run, small in zip(case.runs, shipped[0].runs):
         assert run["image"].shape == (1, 3, 480, 640) and run["image"].dtype == np.float32
         assert list(run["max_keypoints"]) == [4096]

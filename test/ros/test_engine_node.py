@@ -27,7 +27,7 @@ from vslam_features.artifacts.store import content_sha256, model_path
 from vslam_features.types import Status
 
 OK, WARN, ERROR = b"\x00", b"\x01", b"\x02"
-GATE = 10  # different inputs that the gate runs an engine on: eight pairs that ship, the largest, the first turned
+GATE = 11  # different inputs of the gate: eight pairs that ship, the largest, the first and the last turned
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_an_engine_is_compared_at_its_first_start_and_guarded_from_then_on(domai
         wanted = [Status.FAULT_RECOVERED if i == 3 else Status.OK for i in range(1, 8)]
         assert statuses(peer) == wanted
         assert values["runtime"].startswith("tensorrt 10.3.0 TensorRT") and values["device"] == "cuda:0 Orin"
-        assert values["file"] == "matcher.engine" and values["verified"].startswith("passed on 12 pairs against model")
+        assert values["file"] == "matcher.engine" and values["verified"].startswith("passed on 13 pairs against model")
         counts = [values[n] for n in ("runs", "non_finite", "errors", "recovered", "lost", "incidents")]
         assert counts == ["7", "1", "0", "1", "0", "1"]
         assert values["fallback"].startswith("onnxruntime") and "not finite" in values["last_fault"]
@@ -124,7 +124,7 @@ def test_an_engine_that_fails_is_refused_with_the_reason(domain, tmp_path, engin
         assert process.stop() == 0
     assert command("models", "verify", str(engine)) == 0
     with node(domain, tmp_path, parameters(engine)) as process, Peer(domain) as peer:
-        assert run(peer, sequence(3))["verified"].startswith("passed on 12 pairs")
+        assert run(peer, sequence(3))["verified"].startswith("passed on 13 pairs")
         assert peer.status["models"].level == OK
         assert process.stop() == 0
 

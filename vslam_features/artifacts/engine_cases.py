@@ -5,7 +5,8 @@ keypoints and wrong on 2048, for its kernels were chosen for another size; and
 right until its buffers have grown, where a recorded graph still points to the
 old ones, or launches with the inputs that it was recorded with. So the largest
 inputs that it takes are run as well, and then the first pair again, so often
-that its graph is recorded and launched, once with other values.
+that its graph is recorded and launched, once with other values. And the last
+pair, turned: golden outputs know no covisibility, a reference does.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .cases import Case, Tensors, matching
 LARGEST = "largest"
 _FEWER = 0.8  # rows of the second image: equal numbers would hide an engine that takes one for the other
 _ROLL = 17
+_CELLS = 64  # of a map on each side at most: attention over more than 4096 takes a CPU gigabytes
 
 
 def largest_inputs(path: Path, card: ModelCard) -> dict[str, list[int]]:
@@ -36,7 +38,7 @@ def largest_inputs(path: Path, card: ModelCard) -> dict[str, list[int]]:
 
 
 def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> list[Case]:
-    """Cases to run after those that ship: the largest inputs, then the first of ``shipped``, as it is and turned.
+    """Cases to run after those that ship: the largest inputs, the first pair again and turned, the last one turned.
 
     Args:
         shipped: of ``card``.
@@ -47,9 +49,9 @@ def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str,
         return []
     case = _matching(shipped, largest) if card.role == "matcher" else _pictures(shipped[0], largest)
     first = shipped[0]
-    turned = Case(f"{first.name} turned", tuple(map(_turned, first.runs)))
-    again = [replace(first, name=f"{first.name} again"), turned, replace(first, name=f"{first.name} once more")]
-    return again if case is None else [case, *again]
+    turned = [Case(f"{c.name} turned", tuple(map(_turned, c.runs))) for c in (first, shipped[-1])]
+    again = [replace(first, name=f"{first.name} again"), turned[0], replace(first, name=f"{first.name} once more")]
+    return [*([case] if case else []), *again, turned[1]]
 
 
 def _turned(inputs: Tensors) -> Tensors:
@@ -68,7 +70,10 @@ def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> 
         return None
     most[1] = int(most[1] * _FEWER)
     dense = pairs[0]["descriptors0"].ndim == 3
-    sides = [(_points if dense else _rows)(pairs, i, m) for i, m in enumerate(most)]
+    if dense:
+        sides = [_points(pairs[0], i, m, largest.get(f"descriptors{i}", ())) for i, m in enumerate(most)]
+    else:
+        sides = [_rows(pairs, i, m) for i, m in enumerate(most)]
     # What a pair has besides, such as where it may stop, goes for all of them.
     return Case(LARGEST, ({**pairs[0], **matching(sides)},))
 
@@ -86,12 +91,14 @@ def _rows(pairs: Sequence[Tensors], side: int, most: int):
     return np.tile(keypoints, (len(times), 1))[:most], rolled[:most], size
 
 
-def _points(pairs: Sequence[Tensors], side: int, most: int):
-    """Points all over the picture of the first pair, and its map."""
-    first = pairs[0]
-    size = first[f"image_size{side}"]
+def _points(pair: Tensors, side: int, most: int, largest: Sequence[int]):
+    """Points all over the picture of a pair, and its map, enlarged where the engine takes larger ones."""
+    size, values = pair[f"image_size{side}"], pair[f"descriptors{side}"]
     points = np.random.default_rng([70, side]).uniform(0, size - 1, (most, 2))
-    return points, first[f"descriptors{side}"], size
+    if len(largest) > 2 and largest[-3] == len(values):  # in our layout
+        height, width = (max(n, min(m, _CELLS)) for n, m in zip(values.shape[1:], largest[-2:]))
+        values = np.stack([cv2.resize(v, (width, height), interpolation=cv2.INTER_LINEAR) for v in values])
+    return points, values, size
 
 
 def _pictures(case: Case, largest: Mapping[str, Sequence[int]]) -> Case | None:
