@@ -39,6 +39,10 @@ class Camera:
         self._thread.start()
         return self
 
+    def publish_also(self, topic: str) -> None:
+        """Another calibration is there, too."""
+        self._others = [self._node.create_publisher(CameraInfo, topic, BEST_EFFORT)]
+
     def _run(self) -> None:
         K = self._frame.camera.K.ravel().tolist()
         width, height = self._info_size
@@ -127,6 +131,13 @@ def test_the_wrong_transport(domain):
     state, text, fix = found["image"]
     assert state == "FAIL" and "brings sensor_msgs/msg/Image, expected CompressedImage" in text
     assert "image_transport" in fix
+
+
+def test_of_several_calibrations_the_one_beside_the_image_is_taken(domain):
+    with Camera(domain) as camera:
+        camera.publish_also("/other/camera_info")
+        found = looked_at(SIFT)
+    assert found["camera_info"][0] == "OK" and found["camera_info"][1].startswith(INFO)
 
 
 def test_a_running_front_end_is_asked_which_topics_it_reads(domain, tmp_path):

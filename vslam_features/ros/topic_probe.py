@@ -77,7 +77,6 @@ class _Heard:
     stamps: list[int] = field(default_factory=list)
     ages_s: list[float] = field(default_factory=list)
     last: object = None
-    incompatible: int = 0
 
 
 class _Probe:
@@ -99,7 +98,7 @@ class _Probe:
             "statuses": states,
             "clock": self._node.count_publishers("/clock"),
             "images": [n for n, kinds in self._topics() if KINDS.get(kinds[0]) == "image" and self._publishers(n)],
-            "topics": {label: self._topic(label, chosen[label], found, heard) for label, found in heard.items()},
+            "topics": {label: self._topic(label, chosen, found, heard) for label, found in heard.items()},
         }
 
     def _spin(self, seconds: float, until=lambda: False) -> None:
@@ -134,6 +133,9 @@ class _Probe:
         for found in (read, [t for t in self._topics() if self._publishers(t[0])]):
             for label in [label for label, name in chosen.items() if not name]:
                 names = [n for n, kinds in found if KINDS.get(kinds[0]) == label and self._right_kind(kinds[0], label)]
+                beside = f"{chosen['image'].rpartition('/')[0]}/camera_info"
+                if label == "camera_info" and len(names) > 1 and beside in names:  # of several cameras
+                    names = [beside]
                 if len(names) == 1:
                     chosen[label] = names[0]
         return chosen
@@ -184,7 +186,8 @@ class _Probe:
             self._node.create_subscription(DiagnosticArray, "/diagnostics", arrived, 10)
         return states
 
-    def _topic(self, label: str, name: str, found: _Heard, heard: dict[str, _Heard]) -> dict:
+    def _topic(self, label: str, chosen: dict[str, str], found: _Heard, heard: dict[str, _Heard]) -> dict:
+        name = chosen[label]
         offers = self._node.get_publishers_info_by_topic(name)
         facts = {
             "name": name,
@@ -200,14 +203,14 @@ class _Probe:
             backward = sum(b <= a for a, b in zip(found.stamps, found.stamps[1:]))
             ages = sorted(found.ages_s)
             facts |= {"stamp_ns": found.stamps[-1], "age_s": ages[len(ages) // 2], "backward": backward}
-            facts |= {"frame_id": found.last.header.frame_id, **self._worth(label, name, found.last, heard)}
+            facts |= {"frame_id": found.last.header.frame_id, **self._worth(label, chosen["image"], found.last, heard)}
         return facts
 
     def _expected(self, label: str) -> str:
         kind = {"image": "CompressedImage" if self._asked["compressed"] else "Image", "camera_info": "CameraInfo"}
         return kind.get(label) or ("Odometry" if self._asked["pose_type"] == "odometry" else "PoseStamped")
 
-    def _worth(self, label: str, name: str, message, heard: dict[str, _Heard]) -> dict:
+    def _worth(self, label: str, image_topic: str, message, heard: dict[str, _Heard]) -> dict:
         """Whether the front-end can take a message: what it is, or ``problem``."""
         from ..errors import VslamFeaturesError
         from .messages import camera_of, image_array, pose_of
@@ -227,7 +230,7 @@ class _Probe:
                 size = (array.shape[1], array.shape[0])
             rectified = {"yes": True, "no": False}.get(self._asked["rectified"])
             if rectified is None:
-                rectified = "_rect" in self._asked["topics"].get("image", "") or "_rect" in name
+                rectified = "_rect" in image_topic
             camera = camera_of(message, size, rectified)
         except VslamFeaturesError as error:
             return {"problem": str(error)}
