@@ -185,6 +185,20 @@ def test_each_failure_has_its_error(machine, fault):
     assert make()[1].is_file(), "and the next build is none the worse"
 
 
+def test_each_call_of_cuda_may_fail(machine):
+    """Whichever it is: a typed error, and nothing left. The first build that is whole has made all calls."""
+    for n in range(1, 30):
+        machine.set_faults(cuda_call=n)
+        try:
+            make()
+        except (BackendError, RuntimeMissingError) as error:
+            assert "cuda" in str(error)
+            nothing_left(machine)
+        else:
+            break
+    assert 3 < n < 29, "calls of a build"
+
+
 @pytest.mark.parametrize("fault", ["parse", "build", "add_optimization_profile"])
 def test_trtexec_fails(machine, fault):
     machine.use(faults=f'{{"{fault}": true}}')

@@ -117,7 +117,9 @@ def order_engine(
     return EngineOrder(source, wish, profiles, engine_path(source.card.name, source.precision, gpu.name))
 
 
-def _typing(model: str, precision: str, options: Mapping[str, object], able: Capabilities, capability: str):
+def _typing(
+    model: str, precision: str, options: Mapping[str, object], able: Capabilities, capability: str
+) -> tuple[str, str]:
     """``auto``: strong or weak, and why."""
     strong = "strongly typed: each layer computes in the type that the file gives it, whose accuracy is known"
     if precision not in _HALF:
