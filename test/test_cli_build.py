@@ -141,6 +141,12 @@ def cut():
     engine().write_bytes(engine().read_bytes()[:-100])
 
 
+def flip():
+    content = bytearray(engine().read_bytes())
+    content[-1000] ^= 1
+    engine().write_bytes(bytes(content))
+
+
 STALE = {
     "driver": (lambda m: m.use(gpu="Orin;8.7;580.1.0"), "driver 13.0, was 12.6"),
     "version": (lambda m: m.use(tensorrt="10.3.0"), r"TensorRT 10\.3\.0, was 10\.13"),
@@ -152,6 +158,7 @@ STALE = {
     "no patch": (lambda m: changed_header(patches={}), "patch bf16-attention 1, was none; patch cumsum 1, was none"),
     "another program": (lambda m: changed_header(), "built by another version of vslam_features"),
     "truncated": (lambda m: cut(), "damaged: .*cut short"),
+    "a bit": (lambda m: flip(), "damaged: .*bytes of engine changed"),
     "no engine": (lambda m: engine().write_bytes(b"<html>"), "damaged: "),
 }  # fmt: skip
 
@@ -166,6 +173,14 @@ def test_what_is_stale_is_rebuilt(capsys, machine, what):
     code, _, err = build(capsys, *BUILD)
     assert code == 0 and re.search(f"building the engine of .*: .*{reason}", err), err
     assert "is up to date" in build(capsys, *BUILD)[1]
+
+
+def test_an_engine_that_tensorrt_does_not_take_is_rebuilt(capsys, machine):
+    """Its header fits, as after an update of a library that keeps its version."""
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    machine.set_faults(deserialize=1)
+    code, _, err = build(capsys, *BUILD)
+    assert code == 0 and "building the engine of" in err and "cannot load the engine" in err
 
 
 @pytest.mark.parametrize("name", ["workspace_mb", "optimisation_level", "typing", "attention", "patches", "shapes"])

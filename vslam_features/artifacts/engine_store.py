@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelFileError
-from ..runtimes.engine_file import read_header
+from ..runtimes.engine_file import read_engine
 from .cache import cache_folder
 from .engine_key import EngineWish, differences
 
@@ -39,7 +39,7 @@ def engine_state(path: Path, wish: EngineWish) -> EngineState:
     if not path.is_file():
         return EngineState(path, False, ("there is none",))
     try:
-        header = read_header(path)
+        header, _ = read_engine(path)
     except ModelFileError as error:
         return EngineState(path, True, (f"it is damaged: {error}",))
     return EngineState(path, True, tuple(differences(dataclasses.asdict(header.facts), wish)))

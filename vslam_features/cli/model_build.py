@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from ..config import Config
-from ..errors import ConfigError, ModelError, ParityError, PluginError
+from ..errors import ConfigError, ModelError, ModelFileError, ParityError, PluginError
+from ..runtimes import engine_file
 from . import model_build_plan
 from .common import add_config_arguments, load_config
 
@@ -119,10 +120,10 @@ def _build(args, name: str, config: Config) -> int:
     target = args.out or order.path
     with locked(target, lambda: _tell(f"{name}: waiting for another process that builds {target}")):
         state = engine_state(target, order.wish)
-        if state.fits and not args.force:
+        reasons = "; ".join(state.reasons) or ("--force" if args.force else _unloadable(target, library, device, gpu))
+        if not reasons:
             print(f"{name}: {target} is up to date")
             return _known(target)
-        reasons = "; ".join(state.reasons) or "--force"
         _tell(f"{name}: building the engine of {order.source.path} for {gpu.name}: {reasons}")
         with BuildProgress() as steps:
             make(order, target, Machine(library, device, gpu), str(options["builder"]), _tell, steps)
@@ -130,6 +131,15 @@ def _build(args, name: str, config: Config) -> int:
         print(f"{name}: {target}; it is compared with its reference at its first use")
         return 0
     return _verify(name, target, config)
+
+
+def _unloadable(target: Path, library, device, gpu) -> str:
+    """Why TensorRT does not take an engine whose header fits; else whoever is told to build it again would be stuck."""
+    try:
+        library.deserialise(device, gpu.index, engine_file.read_engine(target)[1])
+    except ModelFileError as error:
+        return str(error)
+    return ""
 
 
 def _known(target: Path) -> int:
