@@ -118,7 +118,8 @@ def _matches(result: Comparison, e, g, limits: Limits) -> None:
         result.tensors["mscores0"] = figures_of(e["mscores0"][same], g["mscores0"][same])
     if "covisibility_score" in e and "covisibility_score" in g:
         a, b = np.ravel(e["covisibility_score"]), np.ravel(g["covisibility_score"])
-        result.tensors["covisibility_score"] = figures_of(a, b, floor=0.1)
+        # One probability: what counts is how far it is off, not how small it is (fp16, places that differ: 0.008).
+        result.tensors["covisibility_score"] = figures_of(a, b, floor=0.5)
 
 
 def _globals(result: Comparison, expected, got, limits: Limits) -> None:
