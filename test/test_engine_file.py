@@ -55,6 +55,18 @@ def written(facts=FACTS, engine=ENGINE, card=None) -> bytes:
     return file.getvalue()
 
 
+def digest(values: dict) -> str:
+    """Of a header without the digest itself, as JSON with sorted keys."""
+    engine = {name: value for name, value in values["engine"].items() if name != "header_sha256"}
+    return hashlib.sha256(json.dumps({**values, "engine": engine}, sort_keys=True).encode()).hexdigest()
+
+
+def forged(values: dict) -> bytes:
+    """A header as a program would write it that knows the digest."""
+    text = json.dumps({**values, "engine": {**values["engine"], "header_sha256": digest(values)}}).encode()
+    return struct.pack("<I", len(text)) + text
+
+
 @pytest.fixture
 def place(tmp_path):
     def to_file(content: bytes):
@@ -75,7 +87,10 @@ def test_what_is_written_is_read(place):
     header, engine = read_engine(path)
     assert engine == ENGINE
     assert header == read_header(path)
-    expected = dataclasses.replace(FACTS, bytes=len(ENGINE), sha256=hashlib.sha256(ENGINE).hexdigest())
+    assert header.facts.header_sha256 == digest(json.loads(path.read_bytes()[4 : -len(ENGINE)]))
+    expected = dataclasses.replace(
+        FACTS, bytes=len(ENGINE), sha256=hashlib.sha256(ENGINE).hexdigest(), header_sha256=header.facts.header_sha256
+    )
     assert header == EngineHeader(CARD.to_dict(), expected)
 
 
@@ -109,7 +124,7 @@ def test_a_cut_is_noticed(one_file, data):
 
 @given(st.data())
 def test_no_change_gives_another_engine(one_file, data):
-    """One that hits the header and leaves it readable may pass, but what follows is then still what was built."""
+    """One that means nothing may pass, such as a space in the header: what is read is then still what was built."""
     content = bytearray(written())
     at = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -122,7 +137,8 @@ def test_no_change_gives_another_engine(one_file, data):
     except ModelFileError as error:
         assert "--runtime tensorrt" in str(error)
     else:
-        assert engine == ENGINE and header.facts.sha256 == hashlib.sha256(ENGINE).hexdigest()
+        assert engine == ENGINE and header.card == CARD.to_dict()
+        assert dataclasses.replace(header.facts, bytes=0, sha256="", header_sha256="") == FACTS
 
 
 @given(st.binary(min_size=4, max_size=4), st.binary(max_size=200))
@@ -139,13 +155,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from([f.name for f in dataclasses.fields(BuildFacts)]), JSON)
+@given(st.sampled_from([n for n in dataclasses.asdict(FACTS) if n != "header_sha256"]), JSON)
 def test_a_field_of_another_type_is_refused_and_named(one_file, name, value):
     facts = dataclasses.asdict(dataclasses.replace(FACTS, bytes=len(ENGINE), sha256="0" * 64))
     same = type(value) is type(facts[name]) and (not isinstance(value, dict) or value == {})
     facts[name] = value
-    text = json.dumps({**CARD.to_dict(), "engine": facts}).encode()
-    one_file.write_bytes(struct.pack("<I", len(text)) + text + ENGINE)
+    one_file.write_bytes(forged({**CARD.to_dict(), "engine": facts}) + ENGINE)
     try:
         read_header(one_file)
     except ModelFileError as error:
@@ -162,14 +177,21 @@ def test_a_field_of_another_type_is_refused_and_named(one_file, name, value):
         ({"patches": {"cumsum": "1"}}, "patches: got"),
         ({"patches": {"cumsum": True}}, "patches: got"),
         ({"profiles": {"image": [[1, "3"]]}}, "profiles: got"),
+        ({"profiles": {"image": []}}, "profiles of 'image': got []"),
+        ({"profiles": {"image": [[], [], []]}}, "profiles of 'image': got [[], [], []]"),
+        ({"profiles": {"image": [[1, 3], [1, 3]]}}, "profiles of 'image': got"),
+        ({"profiles": {"image": [[1], [1, 3], [1, 3]]}}, "profiles of 'image': got"),
+        ({"profiles": {"image": [[1], [3], [2]]}}, "profiles of 'image': got"),
+        ({"profiles": {"image": [[1], [1], [1 << 31]]}}, "profiles of 'image': got"),
+        ({"options": {"a": [1]}}, "options: got"),
         ({"has_if": 0}, "has_if: got 0"),
         ({"gpu": None}, "gpu: got None"),
     ],
 )
 def test_a_wrong_header_says_what_is_wrong(place, change, said):
-    text = json.dumps({**CARD.to_dict(), "engine": {**dataclasses.asdict(FACTS), **change}}).encode()
+    text = forged({**CARD.to_dict(), "engine": {**dataclasses.asdict(FACTS), **change}})
     with pytest.raises(ModelFileError, match="another version of vslam_features") as caught:
-        read_header(place(struct.pack("<I", len(text)) + text))
+        read_header(place(text))
     assert said in str(caught.value) and "models build tiny --runtime tensorrt" in str(caught.value)
 
 
@@ -199,6 +221,24 @@ def test_a_missing_file_and_a_header_beyond_its_limit(tmp_path):
     many = {f"layer {i}": "bf16" for i in range(60_000)}
     with pytest.raises(ModelFileError, match="limited to 1048576 bytes"):
         written(dataclasses.replace(FACTS, layer_precisions=many))
+
+
+def test_one_digit_in_the_card_is_damage(place):
+    """It would be another normalisation of images, say, and all else as it was."""
+    card = {**CARD.to_dict(), "train_note": "0.485"}
+    content = written(card=card)
+    with pytest.raises(
+        ModelFileError, match="damaged .*: it is not what was written; run 'vslam-features models build t"
+    ):
+        read_header(place(content.replace(b"0.485", b"0.455")))
+    assert read_header(place(content)).card == card
+
+
+@pytest.mark.parametrize("name", [None, 7, "", ["tiny"], "a' && rm -rf '", "\ud800", "x" * 10_000])
+def test_a_name_that_no_command_takes_is_in_none(place, name):
+    with pytest.raises(ModelFileError, match="models build NAME --runtime tensorrt") as caught:
+        read_header(place(forged({"name": name, "engine": dataclasses.asdict(FACTS)}) + ENGINE))
+    str(caught.value).encode()
 
 
 def test_what_differs_from_this_machine_is_told_with_both_values():

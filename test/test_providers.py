@@ -374,6 +374,14 @@ def test_engines_are_kept_apart_by_all_that_changes_them(tmp_path, monkeypatch):
     assert all((root / folder).is_dir() for folder in folders), "the provider makes one level of folders only"
 
 
+def test_gpus_of_several_models_share_no_engines(tmp_path, monkeypatch):
+    """Of such a machine no name is known, and the provider tells compute capabilities apart only."""
+    monkeypatch.setattr(provider_cache, "gpu_name", lambda: "")
+    (tmp_path / "m.onnx").write_bytes(b"one")
+    found = [cache_settings(str(tmp_path), tmp_path / "m.onnx", {"device_id": n}, "1.31.1") for n in "01"]
+    assert found[0]["trt_engine_cache_path"] != found[1]["trt_engine_cache_path"]
+
+
 def test_timings_beside_the_engines_before_1_17(tmp_path):
     """Whose provider refuses the option for another place."""
     (tmp_path / "m.onnx").write_bytes(b"one")
@@ -382,11 +390,18 @@ def test_timings_beside_the_engines_before_1_17(tmp_path):
     assert old["trt_engine_cache_path"].startswith(new["trt_timing_cache_path"])
 
 
+@pytest.mark.parametrize("root", ["~nobody-of-this-name/c", "a\0b"])
+def test_a_cache_in_a_place_that_there_cannot_be(scale, root):
+    """Of which Python says RuntimeError and ValueError."""
+    with pytest.raises(CacheError, match="engines cannot be made in .*: .*set runtime.options.cache_dir"):
+        cache_settings(root, scale, {}, "1.23.0")
+
+
 def test_a_cache_that_cannot_be_made(tmp_path, gpu, scale):
     (tmp_path / "file").write_text("")
     gpu(OnGpu)
     options = dataclasses.replace(PLAIN, cache_dir=str(tmp_path / "file"))
-    with pytest.raises(CacheError, match="cannot be made for TensorRT's engines: .*set runtime.options.cache_dir"):
+    with pytest.raises(CacheError, match="engines cannot be made in .*: .*set runtime.options.cache_dir"):
         OnnxRuntime(options).load(scale, LoadRequest("tensorrt", threads=1))
     OnnxRuntime(options).load(scale, LoadRequest("cuda", threads=1))
 

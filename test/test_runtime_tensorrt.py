@@ -90,6 +90,16 @@ def test_values_that_shapes_depend_on_stay_on_the_host(tmp_path, fake_tensorrt):
     assert fake_tensorrt.calls("infer_shapes") == 9  # whether TensorRT sees a new value at an old address is not said
 
 
+def test_no_graphs_where_tensorrt_gives_an_output_on_the_host(tmp_path, fake_tensorrt, monkeypatch):
+    """It writes that while a run is enqueued: a graph would leave there what another run has written."""
+    path = place_engine(tmp_path / "e.engine", fake_tensorrt, t.similarity(), t.SIMILARITY)
+    assert open_session(path)._execution._graphs is not None
+    where, host = fake_tensorrt.trt.ICudaEngine.get_tensor_location, fake_tensorrt.trt.TensorLocation.HOST
+    location = lambda engine, name: host if name == "nearest" else where(engine, name)  # noqa: E731
+    monkeypatch.setattr(fake_tensorrt.trt.ICudaEngine, "get_tensor_location", location)
+    assert open_session(path)._execution._graphs is None
+
+
 def test_results_belong_to_the_caller(matcher):
     path, _ = matcher
     session, rng = open_session(path), np.random.default_rng(4)
@@ -315,12 +325,23 @@ def test_wrong_inputs_are_refused_before_the_gpu_hears_of_them(matcher, fake_ten
     assert fake_tensorrt.calls() == 0
 
 
+def test_values_beyond_the_engine_name_its_limits(tmp_path, fake_tensorrt):
+    session = open_session(place_engine(tmp_path / "e.engine", fake_tensorrt, t.first_rows(), t.FIRST_ROWS))
+    x = np.ones((9, 4), np.float32)
+    for n in (33, -1):
+        with pytest.raises(
+            BackendError, match=f"'n' of 0 to 32, got {n}: widen runtime.options.shapes, and run 'vslam"
+        ):
+            session.run({"x": x, "n": np.array([n])})
+    assert session.run({"x": x, "n": np.array([2])})["rows"].shape == (2, 4)
+
+
 def test_shapes_beyond_the_engine_name_its_limits(matcher):
     path, model = matcher
     session, rng = open_session(path), np.random.default_rng(14)
     with pytest.raises(BackendError) as caught:
         session.run(pair(rng, 41, 3))
-    assert "was built for 'a' of 1x0x8 to 1x40x8: widen runtime.options.shapes" in str(caught.value)
+    assert "was built for 'a' of 1x0x8 to 1x40x8, got 1x41x8: widen runtime.options.shapes" in str(caught.value)
     assert "outside of the profile" in str(caught.value)  # TensorRT's own words
     inputs = pair(rng, 3, 3)
     assert_same(session.run(inputs), expected(model, inputs))  # it goes on

@@ -24,7 +24,9 @@ from vslam_features.errors import (
 )
 from vslam_features.options import check
 from vslam_features.runtimes import trt_library
+from vslam_features.runtimes.cuda import Cuda
 from vslam_features.runtimes.trt import TensorRt
+from vslam_features.runtimes.trt_buffers import Buffer
 from vslam_features.runtimes.trt_graphs import RECORD_AT
 from vslam_features.runtimes.trt_library import Capabilities, words
 
@@ -370,11 +372,86 @@ def test_a_message_within_a_message(fake_tensorrt):
                 library.logger.log(error, "inner")
 
     heard = Collecting()
-    library._listeners.append(heard)
+    library._listeners.append((threading.get_ident(), heard))
     thread = threading.Thread(target=library.logger.log, args=(error, "outer"), daemon=True)
     thread.start()
     thread.join(timeout=60)
     assert not thread.is_alive() and list(heard) == ["outer", "inner"]
+
+
+def test_what_is_said_of_another_session_is_not_heard(fake_tensorrt):
+    """A context would be taken for failed because of an error in another thread."""
+    library, error = trt_library.load(), fake_tensorrt.trt.ILogger.Severity.ERROR
+    theirs = []
+
+    def other():
+        with library.listening() as said:
+            library.logger.log(error, "theirs")
+            theirs.append(words(said))
+
+    with library.listening() as ours:
+        for target, args in ((other, ()), (library.logger.log, (error, "of a thread in which nobody listens"))):
+            thread = threading.Thread(target=target, args=args)
+            thread.start()
+            thread.join()
+    assert (theirs, words(ours)) == (["theirs"], "of a thread in which nobody listens")
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "10.0.1"])
+def test_a_library_that_is_too_old(fake_tensorrt, monkeypatch, version):
+    monkeypatch.setattr(fake_tensorrt.trt, "__version__", version)
+    with pytest.raises(
+        RuntimeMissingError, match=f"tensorrt {version} is too old, 10.1 or newer is needed; .*JetPack 6"
+    ):
+        trt_library.load()
+
+
+def test_arguments_that_older_bindings_do_not_take(matcher, fake_tensorrt, monkeypatch):
+    """cudaGraphInstantiate of cuda-python 11 takes others: graphs go, what is computed stays."""
+    path, model = matcher
+    session, inputs = open_session(path), inputs_of(3)
+
+    def instantiate(graph, log, size):
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(fake_tensorrt.cuda, "cudaGraphInstantiate", instantiate)
+    for _ in range(RECORD_AT + 1):
+        assert_same(session.run(inputs), expected(model, inputs))
+    assert "runs without CUDA graphs" in session.active.note and "cudaGraphInstantiate" in session.active.note
+    session.close()
+    assert_released(fake_tensorrt)
+
+
+def test_an_engine_that_is_replaced_while_it_is_loaded(matcher, fake_tensorrt, monkeypatch):
+    path, _ = matcher
+    place_engine(path.with_name("other.engine"), fake_tensorrt, t.similarity(), t.SIMILARITY, has_if=True)
+    device = Cuda.device
+
+    def replacing(self, index):
+        path.with_name("other.engine").replace(path)
+        return device(self, index)
+
+    monkeypatch.setattr(Cuda, "device", replacing)
+    with pytest.raises(ModelFileError, match="tiny.engine was replaced by another engine while it was loaded: open"):
+        open_session(path)
+    assert_released(fake_tensorrt)
+
+
+def test_a_run_that_is_interrupted_is_waited_for(matcher, fake_tensorrt, monkeypatch):
+    """The next run would write its inputs below what the GPU still reads."""
+    path, model = matcher
+    session, inputs = open_session(path), inputs_of(3)
+    session.run(inputs)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Buffer, "fetch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        before = fake_tensorrt.calls("cudaStreamSynchronize")
+        try:
+            session.run(inputs)
+        finally:
+            assert fake_tensorrt.calls("cudaStreamSynchronize") == before + 1
+    assert_same(session.run(inputs), expected(model, inputs))
+    session.close()
+    assert_released(fake_tensorrt)
 
 
 def test_the_logger_is_one_and_its_last_errors_are_quoted(fake_tensorrt, caplog):

@@ -328,7 +328,7 @@ def test_without_strict_the_cpu_runs_it_and_says_so(scale):
 
 
 @REAL
-@pytest.mark.parametrize("device", ["gpuu", "", "cpu:1", "cuda:x"])
+@pytest.mark.parametrize("device", ["gpuu", "", "cpu:1", "cuda:x", "cuda:", "cpu:"])
 def test_devices_that_do_not_exist_are_errors_also_without_strict(runtime, scale, device):
     with pytest.raises(ConfigError, match="device"):
         runtime().load(scale, LoadRequest(device, strict=False))

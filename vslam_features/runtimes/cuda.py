@@ -183,7 +183,7 @@ class Cuda:
         """What a call gives beside its error code: nothing, one value, or a tuple."""
         try:
             code, *values = getattr(self._api, name)(*args)
-        except (RuntimeError, AttributeError) as error:  # the bindings themselves, as where libcuda is missing
+        except (RuntimeError, AttributeError, TypeError) as error:  # the bindings: no libcuda, or other arguments
             raise BackendError(f"{name}: {reason(error)}") from error
         if int(code):
             raise self._failure(name, code)

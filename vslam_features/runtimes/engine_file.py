@@ -1,7 +1,8 @@
 """TensorRT engine files: 4 bytes of length (little-endian), a JSON object of that length, then the engine.
 
 The object is the model's card, with one more key, ``engine``: what it was built from, for which GPU and by what. A
-plan says none of that itself, and TensorRT's own words about a plan of another machine do not help anybody.
+plan says none of that itself, and TensorRT's own words about a plan of another machine do not help anybody. Both parts
+have their digests, for a card in which one digit fell over is as wrong as a kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import struct
 import types
 import typing
@@ -24,6 +26,8 @@ SUFFIX = ".engine"
 _KEY = "engine"
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
+_MAX_LENGTH = (1 << 31) - 1  # of an axis in TensorRT
+_NAME = re.compile(r"[\w.+-]{1,100}")  # of a model, as a command can have it
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,11 @@ class BuildFacts:
         precision: ``fp32``, ``fp16`` or ``bf16``. typing: ``strong`` or ``weak``.
         has_if: whether the model branches; then no CUDA graph can be captured.
         patches: name -> version of what was done to the model first.
-        profiles: tensor of the file -> its smallest, optimal and largest shape (of a shape tensor: values).
+        profiles: tensor of the file -> its smallest, optimal and largest shape (of a shape tensor: values), ascending.
         options: of the build, name -> value.
         layer_precisions: layer -> type that it was told to compute in.
         made_with: program -> version. time: when it was built, ISO 8601, UTC.
-        bytes, sha256: of the engine behind the header; ``write`` fills them in.
+        bytes, sha256: of the engine behind the header; header_sha256: of the header. ``write`` fills them in.
     """
 
     key: str
@@ -66,6 +70,7 @@ class BuildFacts:
     time: str = ""
     bytes: int = 0
     sha256: str = ""
+    header_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,17 @@ class EngineHeader:
     @property
     def name(self) -> str:
         """Of the model, for messages and commands."""
-        return str(self.card.get("name", "NAME"))
+        name = self.card.get("name")
+        return name if isinstance(name, str) and _NAME.fullmatch(name) else "NAME"
 
 
 def write(file: BinaryIO, header: EngineHeader, engine: bytes) -> EngineHeader:
     """Write a whole engine file; the header as it was written."""
     facts = dataclasses.replace(header.facts, bytes=len(engine), sha256=hashlib.sha256(engine).hexdigest())
-    text = json.dumps({**header.card, _KEY: dataclasses.asdict(facts)}, sort_keys=True, allow_nan=False).encode()
+    values = {**header.card, _KEY: dataclasses.asdict(facts)}
+    facts = dataclasses.replace(facts, header_sha256=_digest(values))
+    values[_KEY]["header_sha256"] = facts.header_sha256
+    text = json.dumps(values, sort_keys=True, allow_nan=False).encode()
     if len(text) > _MAX_HEADER_BYTES:
         raise ModelFileError(f"the header of an engine is limited to {_MAX_HEADER_BYTES} bytes, got {len(text)}")
     file.write(_LENGTH.pack(len(text)))
@@ -94,7 +103,7 @@ def write(file: BinaryIO, header: EngineHeader, engine: bytes) -> EngineHeader:
 
 
 def read_header(path: str | Path) -> EngineHeader:
-    """The header alone; that so many bytes follow as it says is checked, but not what they are.
+    """The header alone, as it was written; that so many bytes follow as it says is checked, but not what they are.
 
     Raises ModelFileError for a file that cannot be read, is no engine with a header, or is cut short.
     """
@@ -168,9 +177,12 @@ def _read_header(file: BinaryIO, path: Path) -> EngineHeader:
         )
     if not isinstance(values.get(_KEY), dict):
         raise ModelFileError(f"{path}: its header has no '{_KEY}': another program wrote it; {rebuild()}")
+    digest = _digest(values)
     facts = values.pop(_KEY)
     header = EngineHeader(values, BuildFacts("", "", "", "", "", "", "", "", "", "", "", False))
     problems = _problems(facts)
+    if not problems and facts["header_sha256"] != digest:
+        problems = ["it is not what was written"]
     if problems:
         raise ModelFileError(
             f"{path}: its header is damaged or of another version of vslam_features: {'; '.join(problems)}; "
@@ -187,13 +199,34 @@ def _read_header(file: BinaryIO, path: Path) -> EngineHeader:
     return header
 
 
+def _digest(values: dict) -> str:
+    """Of a header, but for its digest; alike for however JSON writes the same values."""
+    facts = {n: v for n, v in values[_KEY].items() if n != "header_sha256"}
+    return hashlib.sha256(json.dumps({**values, _KEY: facts}, sort_keys=True).encode()).hexdigest()
+
+
 def _problems(facts: dict) -> list[str]:
     """What is wrong with the object under ``engine``."""
     hints = typing.get_type_hints(BuildFacts)
     known = {f.name: f for f in dataclasses.fields(BuildFacts)}
     problems = [f"unknown field '{n}'" for n in sorted(set(facts) - set(known))]
     problems += [f"field '{n}' is missing" for n in known if n not in facts]
-    return problems + [f"{n}: got {facts[n]!r:.60}" for n in known if n in facts and not _fits(facts[n], hints[n])]
+    problems += [f"{n}: got {facts[n]!r:.60}" for n in known if n in facts and not _fits(facts[n], hints[n])]
+    if not problems:
+        odd = [n for n, shapes in facts["profiles"].items() if not _ascending(shapes)]
+        problems = [f"profiles of {n!r:.60}: got {facts['profiles'][n]!r:.60}" for n in odd]
+    return problems
+
+
+def _ascending(shapes: list[list[int]]) -> bool:
+    """Whether these are a smallest, an optimal and a largest shape that TensorRT can have."""
+    ranks = {len(shape) for shape in shapes}
+    return (
+        len(shapes) == 3
+        and len(ranks) == 1
+        and 0 not in ranks
+        and all(low <= usual <= high <= _MAX_LENGTH for low, usual, high in zip(*shapes))
+    )
 
 
 def _fits(value, kind) -> bool:

@@ -20,22 +20,25 @@ def cache_settings(root: str, path: Path, settings: dict[str, str], version: str
 
     The provider names an engine by graph, precision, compute capability and versions, and compares only the profile. So
     new weights in the same graph, another level of optimisation, TF32 or GPU would run the old one: engines are kept
-    apart by the content of the model and by all of this. Timings hold for whatever is built of one content.
+    apart by the content of the model and by all of this (by the GPU's number where a machine has several models of
+    them). Timings hold for whatever is built of one content.
 
     Args:
         root: the option ``cache_dir``. path: the model. settings: the provider's others. version: of ONNX Runtime.
     Raises:
-        CacheError: a folder cannot be made; ModelFileError: the model cannot be read.
+        CacheError: a folder cannot be made, or the model cannot be read.
     """
-    timings = Path(root).expanduser() / content_sha256(path)[:16]
+    content = content_sha256(path)[:16]
     deciding = {**settings, "gpu": gpu_name(), "tf32": os.environ.get("NVIDIA_TF32_OVERRIDE", "")}
-    text = json.dumps({n: v for n, v in deciding.items() if n != "device_id"}, sort_keys=True)
-    engines = timings / hashlib.sha256(text.encode()).hexdigest()[:8]
+    text = json.dumps({n: v for n, v in deciding.items() if n != "device_id" or not gpu_name()}, sort_keys=True)
     try:
+        timings = Path(root).expanduser() / content
+        engines = timings / hashlib.sha256(text.encode()).hexdigest()[:8]
         engines.mkdir(parents=True, exist_ok=True)  # the provider makes one level only
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:  # also: nobody's home, or a name that no system takes
+        why = getattr(error, "strerror", None) or error
         raise CacheError(
-            f"{engines} cannot be made for TensorRT's engines: {error.strerror or error}: set runtime.options.cache_dir"
+            f"a folder for TensorRT's engines cannot be made in '{root}': {why}: set runtime.options.cache_dir"
         ) from error
     found = {
         "trt_engine_cache_enable": "True",

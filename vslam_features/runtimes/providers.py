@@ -49,10 +49,10 @@ def provider_chain(device: str, options, version: str) -> Chain:
         ConfigError: no such device, a device id that is not a number, or options that this version has not got or that
             do not fit one another.
     """
-    name, _, number = device.partition(":")
+    name, colon, number = device.partition(":")
     if name not in BY_DEVICE:
         raise ConfigError(f"onnxruntime: unknown device '{device}'; choose one of: {', '.join(BY_DEVICE)}")
-    if number and not (name in ("cuda", "tensorrt") and number.isdecimal()):
+    if colon and not (name in ("cuda", "tensorrt") and number.isdecimal()):
         raise ConfigError(f"onnxruntime: device '{device}': only cuda and tensorrt take a number, as in 'cuda:1'")
     device_id = str(int(number or 0))
     if name == "tensorrt":

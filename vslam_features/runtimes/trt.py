@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import BackendError, ConfigError, ModelFileError
@@ -85,16 +86,18 @@ class TensorRt(Runtime):
                 f"{path} was built for GPU {header.facts.gpu} ({header.facts.capability}) by TensorRT "
                 f"{header.facts.tensorrt} and is none for this machine: {'; '.join(differences)}; {rebuild(header)}"
             )
-        header, engine = read_engine(path)
+        same, engine = read_engine(path)
+        if same != header:
+            raise ModelFileError(f"{path} was replaced by another engine while it was loaded: open the model again")
+        active = Active("tensorrt", library.version, _provider(header), f"cuda:{index} {gpu.name}")
         graphs = self.options.cuda_graphs and not header.facts.has_if
         try:
-            execution = Execution(library, api, index, engine, graphs, lambda name: _limits(header, name))
+            execution = Execution(library, api, index, engine, graphs, partial(_limits, header))
         except ModelFileError as error:
             raise ModelFileError(f"{path}: {error}; {rebuild(header)}") from error
         except BackendError as error:
             raise BackendError(f"{path}: {error}") from error
-        provider = " ".join(("TensorRT", *_computed(header)))
-        return TensorRtSession(execution, Active("tensorrt", library.version, provider, f"cuda:{index} {gpu.name}"))
+        return TensorRtSession(execution, active)
 
 
 def device_index(device: str) -> int:
@@ -105,19 +108,22 @@ def device_index(device: str) -> int:
     return int(number or 0)
 
 
-def _computed(header: EngineHeader) -> list[str]:
-    """The types that an engine computes in besides float32, for a parity record is of one precision."""
+def _provider(header: EngineHeader) -> str:
+    """With the types that an engine computes in besides float32, for a parity record is of one precision."""
     # The card's is that of the patched model; patches of the header are what was asked for, where it has a place.
     types = {str(header.card.get("precision", "")), header.facts.precision, *header.facts.layer_precisions.values()}
-    return sorted(types - {"fp32", ""})
+    return " ".join(["TensorRT", *sorted(types - {"fp32", ""})])
 
 
-def _limits(header: EngineHeader, name: str) -> str:
-    """What to say where an input is outside what an engine was built for."""
-    shapes = header.facts.profiles.get(name)
-    if not shapes:
+def _limits(header: EngineHeader, name: str, given: tuple[int, ...]) -> str:
+    """What to say where the shape of an input, or the values of a shape tensor, are outside what was built for."""
+    if name not in header.facts.profiles:
         return f"the engine has one shape for '{name}'"
-    least, most = ("x".join(map(str, shapes[i])) for i in (0, -1))
+    least, _, most = header.facts.profiles[name]
+    if len(given) == len(least) and all(a <= n <= b for a, n, b in zip(least, given, most)):
+        return ""
+    got, low, high = ("x".join(map(str, shape)) for shape in (given, least, most))
     return (
-        f"the engine was built for '{name}' of {least} to {most}: widen runtime.options.shapes, and {rebuild(header)}"
+        f"the engine was built for '{name}' of {low} to {high}, got {got}: widen runtime.options.shapes, and "
+        f"{rebuild(header)}"
     )

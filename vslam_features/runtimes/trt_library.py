@@ -15,7 +15,8 @@ from .cuda import Cuda
 
 logger = logging.getLogger(__name__)
 
-_INSTALL = "on x86 pip install 'vslam_features[tensorrt]'; on a Jetson it comes with JetPack (apt: python3-libnvinfer)"
+_INSTALL = "on x86 pip install 'vslam_features[tensorrt]'; on a Jetson it is in JetPack 6 (apt: python3-libnvinfer)"
+_OLDEST = (10, 1)  # from which on contexts can share their memory, which the sessions here do
 _KEPT = 8  # errors of TensorRT that a message quotes at most
 _loading = threading.Lock()
 _loaded: list[Library] = []  # none or the one of this process: TensorRT takes one logger
@@ -67,11 +68,15 @@ class Capabilities:
 
 
 def load() -> Library:
-    """The installed library; needs no GPU. Raises RuntimeMissingError."""
+    """The installed library; needs no GPU. Raises RuntimeMissingError where there is none, or too old a one."""
     try:
         import tensorrt
     except (ImportError, OSError) as error:  # OSError: its bindings do not find libnvinfer
         raise RuntimeMissingError(f"tensorrt cannot be imported ({reason(error)}); {_INSTALL}") from error
+    version = str(tensorrt.__version__)
+    if version_numbers(version) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise RuntimeMissingError(f"tensorrt {version} is too old, {oldest} or newer is needed; {_INSTALL}")
     with _loading:
         if not _loaded or _loaded[0].module is not tensorrt:
             _loaded[:] = [Library(tensorrt)]
@@ -93,7 +98,7 @@ class Library:
         self.module = trt
         self.capabilities = Capabilities.of(trt)
         self.version = self.capabilities.version
-        self._listeners: list[deque[str]] = []
+        self._listeners: list[tuple[int, deque[str]]] = []  # the thread that listens, and what it hears
         self._lock = threading.RLock()  # a collected session, which TensorRT logs, may end within
         self.logger = _logger(trt, self._log)
 
@@ -119,15 +124,19 @@ class Library:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[deque[str]]:
-        """The last errors that TensorRT logs meanwhile, for a message: see :func:`words`."""
+        """The last errors that TensorRT logs meanwhile, for a message: see :func:`words`.
+
+        Those of this thread, and of threads in which nobody listens, as a builder has them: what TensorRT says of
+        another session in another thread is not for this one.
+        """
         said: deque[str] = deque(maxlen=_KEPT)
         with self._lock:
-            self._listeners.append(said)
+            self._listeners.append((threading.get_ident(), said))
         try:
             yield said
         finally:
             with self._lock:
-                self._listeners = [other for other in self._listeners if other is not said]
+                self._listeners = [other for other in self._listeners if other[1] is not said]
 
     def _new(self, cuda: Cuda, device: int, name: str):
         cuda.use(device)
@@ -144,10 +153,12 @@ class Library:
         text = " ".join(message.split())
         if severity in (levels.INTERNAL_ERROR, levels.ERROR):
             with self._lock:
-                heard = len(self._listeners)
-                for said in self._listeners:
+                thread = threading.get_ident()
+                own = [said for listener, said in self._listeners if listener == thread]
+                hear = own or [said for _, said in self._listeners]
+                for said in hear:
                     said.append(text)
-            logger.log(logging.INFO if heard else logging.ERROR, "TensorRT: %s", text)
+            logger.log(logging.INFO if hear else logging.ERROR, "TensorRT: %s", text)
         else:
             logger.log(logging.INFO if severity == levels.WARNING else logging.DEBUG, "TensorRT: %s", text)
 

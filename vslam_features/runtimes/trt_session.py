@@ -12,25 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from ..errors import BackendError, ModelFileError
-from .base import Active, Session, TensorSpec
+from ..errors import BackendError
+from .base import Active, Session
 from .cuda import Cuda, release
 from .trt_buffers import Buffer
 from .trt_context import Allocator, Context
 from .trt_graphs import Graphs, Shapes
 from .trt_library import Library
+from .trt_tensors import tensor_specs
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {
-    "FLOAT": np.float32,
-    "HALF": np.float16,
-    "INT8": np.int8,
-    "UINT8": np.uint8,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
 
 
 class TensorRtSession(Session):
@@ -74,7 +65,8 @@ class Execution:
         device: CUDA's number of the GPU.
         engine: bytes of the engine.
         graphs: whether CUDA graphs may be recorded.
-        limits: what to say where an input is outside what the engine was built for, by input.
+        limits: what to say of an input, by its name and its shape (of a shape tensor by its values), where it is
+            outside what the engine was built for; empty: it is not.
     Attributes:
         inputs, outputs: as of a session. note: why CUDA graphs failed; else empty.
     Raises:
@@ -83,7 +75,13 @@ class Execution:
     """
 
     def __init__(
-        self, library: Library, cuda: Cuda, device: int, engine: bytes, graphs: bool, limits: Callable[[str], str]
+        self,
+        library: Library,
+        cuda: Cuda,
+        device: int,
+        engine: bytes,
+        graphs: bool,
+        limits: Callable[[str, tuple[int, ...]], str],
     ):
         self._library, self._cuda, self._device, self._limits = library, cuda, device, limits
         self._lock = threading.Lock()
@@ -94,7 +92,7 @@ class Execution:
         try:
             cuda.use(device)
             self._engine = library.deserialise(cuda, device, engine)
-            self.inputs, self.outputs = self._specs()
+            self.inputs, self.outputs = tensor_specs(library.module, lambda: self._engine)
             on_host = library.module.TensorLocation.HOST
             names = [*self.inputs, *self.outputs]
             self._on_host = {n for n in names if self._engine.get_tensor_location(n) == on_host}
@@ -104,6 +102,8 @@ class Execution:
             size = max(1, self._engine.device_memory_size_v2)
             self._memory = (cuda.malloc(size), size)
             self._main = self._context()
+            # What TensorRT writes on the host it writes while a run is enqueued, which a graph does not repeat.
+            graphs = graphs and self._on_host.isdisjoint(self.outputs)
             self._graphs = Graphs(cuda, self._stream, self._context) if graphs else None
         except BaseException:
             self.close()
@@ -117,7 +117,7 @@ class Execution:
             try:
                 self._cuda.use(self._device)  # of this thread, which may be new
                 return self._run(inputs)
-            except BackendError:
+            except BaseException:  # of Ctrl-C, too
                 release(partial(self._cuda.synchronise, self._stream))  # before anybody touches the buffers again
                 raise
 
@@ -193,6 +193,15 @@ class Execution:
         for name, value in inputs.items():
             self._set_shape(context, name, value.shape)
             context.bind(name, self._buffers[name].address, new_values=name in self._on_host)
+        try:
+            return self._inferred(context)
+        except BackendError as error:
+            given = {n: tuple(v.ravel().tolist()) for n, v in inputs.items() if n in self._on_host}
+            outside = [text for n, values in given.items() if (text := self._limits(n, values))]
+            raise BackendError("; ".join([str(error), *outside])) from error
+
+    def _inferred(self, context: Context) -> Shapes:
+        """Shapes of the outputs of a run that was enqueued; its inputs are set."""
         context.infer()
         shapes = {name: context.shape(name) for name in self.outputs}
         unknown = [name for name, shape in shapes.items() if min(shape, default=0) < 0]
@@ -220,7 +229,7 @@ class Execution:
         try:
             context.set_shape(name, shape)
         except BackendError as error:
-            raise BackendError(f"{error}; {self._limits(name)}") from error
+            raise BackendError("; ".join(filter(None, (str(error), self._limits(name, shape))))) from error
 
     def _context(self) -> Context:
         strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -228,19 +237,3 @@ class Execution:
 
     def _moves(self) -> int:
         return sum(buffer.moves for buffer in self._buffers.values())
-
-    def _specs(self) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
-        trt, specs = self._library.module, ({}, {})
-        known = {getattr(trt.DataType, n): np.dtype(d) for n, d in _DTYPES.items() if hasattr(trt.DataType, n)}
-        for index in range(self._engine.num_io_tensors):
-            name = self._engine.get_tensor_name(index)
-            kind = self._engine.get_tensor_dtype(name)
-            if kind not in known:
-                raise ModelFileError(
-                    f"tensor '{name}' is of TensorRT's type {getattr(kind, 'name', kind)}, which no array holds: build "
-                    "the engine from a model whose inputs and outputs are float32 or float16"
-                )
-            shape = tuple(None if n < 0 else int(n) for n in self._engine.get_tensor_shape(name))
-            out = self._engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT
-            specs[out][name] = TensorSpec(known[kind], shape)
-        return specs
