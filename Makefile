@@ -10,6 +10,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 # Tests that import it by themselves report nothing either (runtimes/ort.py).
 export ORT_DISABLE_TELEMETRY ?= 1
 
+# Whole programs around the node: make test has no time for them.
+AROUND := $(addprefix test/ros/test_,demo.py collector.py doctor_topics.py)
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
@@ -17,9 +19,9 @@ IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
-	@echo "make test         lint and all tests but those of endurance"
+	@echo "make test         lint and all tests but those below"
 	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps and pairs of images, long walks"
-	@echo "make test-demo    the whole demo, judged by its numbers"
+	@echo "make test-demo    the whole demo, judged by its numbers; what listens to a running node (collect, doctor)"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
@@ -44,7 +46,7 @@ demo: $(DEMO_READY)
 
 test: $(READY) lint
 	$(BIN)/python -m vslam_features models fetch default effnet_cov
-	$(BIN)/python -m pytest -m "not endurance" test/ros
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(AROUND)) test/ros
 	$(IN_TWO) -m "not endurance"
 
 test-endurance: $(READY)
@@ -53,7 +55,8 @@ test-endurance: $(READY)
 
 # With nodes, so by itself.
 test-demo: $(READY)
-	$(BIN)/python -m pytest -m endurance test/ros
+	$(BIN)/python -m vslam_features models fetch default
+	$(BIN)/python -m pytest $(AROUND)
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"
