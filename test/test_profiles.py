@@ -72,6 +72,29 @@ def test_weights_that_old_files_list_as_inputs_are_none(tmp_path):
     assert list(read_inputs(path)) == ["image"]
 
 
+def test_a_picture_whose_sides_have_one_name(profiles):
+    assert profiles({"image": (F32, [1, 3, "S", "S"])}, FEATURES)["image"] == "1x3x96x96,1x3x480x480,1x3x1024x1024"
+
+
+@pytest.mark.parametrize(
+    "inputs, said",
+    [
+        (
+            {"image": (F32, [0, 3, "H", "W"])},
+            "m.onnx: no engine can be built for its input 'image': .*axis 0 goes 0, 0, 0",
+        ),
+        (
+            {**SPARSE, "keypoints0": (F32, [512, 2]), "descriptors0": (F32, [1024, 64])},
+            r"m.onnx: its input 'descriptors0' axis -2 goes \(1024, 1024, 1024\), but 'keypoints0' \(512,",
+        ),
+        ({"image": (F32, [1, "S", "S", "S"])}, r"m.onnx: its input 'image' axis -. goes"),
+    ],
+)
+def test_lengths_that_cannot_be_are_the_file_s(profiles, inputs, said):
+    with pytest.raises(ModelFileError, match=said):
+        profiles(inputs, MATCHER if "keypoints0" in inputs else FEATURES)
+
+
 def test_types_without_arrays_and_negative_dims_are_unknown(tmp_path):
     made = model({"a": (TensorProto.BFLOAT16, [-1, 2])})
     made.graph.input.append(helper.make_tensor_sequence_value_info("list", F32, [1]))

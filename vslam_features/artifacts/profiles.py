@@ -93,10 +93,10 @@ def _of_card(path: Path, card: ModelCard) -> dict[str, Profile]:
 
 
 def _told(level: int, path: Path, name: str) -> tuple[type[VslamFeaturesError], str]:
-    """The error that says what is wrong with given shapes, and how its message begins."""
+    """The error that says what is wrong with shapes, and how its message begins."""
     if level == _OPTION:
         return ConfigError, f"shapes: '{name}' of {path.name}"
-    return ModelFileError, f"{path}: shapes of the card: '{name}'"
+    return ModelFileError, f"{path}: shapes of the card: '{name}'" if level == _CARD else f"{path}: its input '{name}'"
 
 
 def _known(name: str, names: Mapping[str, str], level: int, path: Path) -> str:
@@ -191,14 +191,20 @@ def _groups(found: Mapping[str, GraphInput], card: ModelCard) -> list[set[_Axis]
 
 
 def _agree(group: set[_Axis], lengths: dict[_Axis, tuple[int, Range]], path: Path) -> None:
-    """All axes of a group become what the first of file, options, card and role says of one of them."""
+    """All axes of a group become what the first of file, options, card and role says of one of them.
+
+    What the role says of several is narrowed to what fits them all, as of a picture whose sides have one name.
+    """
     known = sorted((lengths[axis], axis) for axis in group if axis in lengths)
     if not known:
         return
     (level, wanted), (first, _) = known[0]
-    for (other_level, r), (name, axis) in known:
+    if level == _ROLE:
+        low, usual, high = zip(*(r for (_, r), _ in known))
+        wanted = (max(low), max(*low, min(usual)), min(high))
+    for (other_level, r), (name, axis) in known if level != _ROLE or wanted[1] > wanted[2] else ():
         if r != wanted and (other_level == level or (level == _FILE and other_level != _ROLE)):
-            error, where = _told(max(other_level, _OPTION), path, name)
+            error, where = _told(other_level, path, name)
             raise error(f"{where} axis {axis} goes {r}, but '{first}' {wanted}, and a run gives them in equal lengths")
     for axis in group:
         lengths[axis] = (level, wanted)
@@ -215,4 +221,7 @@ def _profile(path: Path, ours: str, tensor: GraphInput, lengths: Mapping[_Axis, 
             f"{path}: nobody says how long axis {axes.index(None)} of its input '{ours}' is: give "
             f"'{ours}: MIN,OPT,MAX', each as {example}, in 'shapes' of the card"
         )
-    return Profile(*zip(*(r for _, r in axes)))
+    try:
+        return Profile(*zip(*(r for _, r in axes)))
+    except ConfigError as error:  # an axis that the file fixes at 0
+        raise ModelFileError(f"{path}: no engine can be built for its input '{ours}': {error}") from error
