@@ -397,6 +397,18 @@ def test_what_is_said_of_another_session_is_not_heard(fake_tensorrt):
     assert (theirs, words(ours)) == (["theirs"], "of a thread in which nobody listens")
 
 
+def test_a_shape_that_tensorrt_does_not_tell(matcher, fake_tensorrt, monkeypatch):
+    """Dims{-1, {}} is its invalid shape: taken for that of one number, memory would be overrun."""
+    session = open_session(matcher[0])
+    trt = fake_tensorrt.trt
+    monkeypatch.setattr(trt.IExecutionContext, "get_tensor_shape", lambda context, name: trt.Dims(()))
+    with pytest.raises(BackendError, match=r"TensorRT told no shape of output 'products', but \(\)"):
+        session.run(inputs_of(3))
+    monkeypatch.undo()
+    session.close()
+    assert_released(fake_tensorrt)
+
+
 @pytest.mark.parametrize("version", ["8.6.1", "10.0.1"])
 def test_a_library_that_is_too_old(fake_tensorrt, monkeypatch, version):
     monkeypatch.setattr(fake_tensorrt.trt, "__version__", version)

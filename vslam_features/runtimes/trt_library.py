@@ -62,7 +62,7 @@ class Capabilities:
 
     @classmethod
     def assumed(cls, version: str) -> Capabilities:
-        """Of a version that is not installed, 10.0 or newer, by its release notes."""
+        """Of a version that is not installed, by its release notes; 10.1 or newer."""
         weak = version_numbers(version) < (11,)
         return cls(version, True, weak, weak, True, version_numbers(version) >= (10, 11), True)
 

@@ -204,6 +204,9 @@ class Execution:
         """Shapes of the outputs of a run that was enqueued; its inputs are set."""
         context.infer()
         shapes = {name: context.shape(name) for name in self.outputs}
+        for name, shape in shapes.items():
+            if len(shape) != len(self.outputs[name].shape):  # what it calls invalid has no axes: of one number
+                raise BackendError(f"TensorRT told no shape of output '{name}', but {shape}")
         unknown = [name for name, shape in shapes.items() if min(shape, default=0) < 0]
         if unknown and self._graphs is not None:  # their sizes come back while the run is enqueued
             logger.info("no CUDA graphs: the shapes of %s depend on values", ", ".join(unknown))
