@@ -236,6 +236,51 @@ def test_a_session_that_is_forgotten_while_others_work(matcher, fake_tensorrt):
     assert_released(fake_tensorrt)
 
 
+def test_a_shape_that_tensorrt_does_not_tell(matcher, fake_tensorrt, monkeypatch):
+    """Dims{-1, {}} is its invalid shape: taken for that of one number, memory would be overrun."""
+    session = open_session(matcher[0])
+    trt = fake_tensorrt.trt
+    monkeypatch.setattr(trt.IExecutionContext, "get_tensor_shape", lambda context, name: trt.Dims(()))
+    with pytest.raises(BackendError, match=r"TensorRT told no shape of output 'products', but \(\)"):
+        session.run(inputs_of(3))
+    monkeypatch.undo()
+    session.close()
+    assert_released(fake_tensorrt)
+
+
+def test_arguments_that_older_bindings_do_not_take(matcher, fake_tensorrt, monkeypatch):
+    """cudaGraphInstantiate of cuda-python 11 takes others: graphs go, what is computed stays."""
+    path, model = matcher
+    session, inputs = open_session(path), inputs_of(3)
+
+    def instantiate(graph, log, size):
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(fake_tensorrt.cuda, "cudaGraphInstantiate", instantiate)
+    for _ in range(RECORD_AT + 1):
+        assert_same(session.run(inputs), expected(model, inputs))
+    assert "runs without CUDA graphs" in session.active.note and "cudaGraphInstantiate" in session.active.note
+    session.close()
+    assert_released(fake_tensorrt)
+
+
+def test_a_run_that_is_interrupted_is_waited_for(matcher, fake_tensorrt, monkeypatch):
+    """The next run would write its inputs below what the GPU still reads."""
+    path, model = matcher
+    session, inputs = open_session(path), inputs_of(3)
+    session.run(inputs)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Buffer, "fetch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        before = fake_tensorrt.calls("cudaStreamSynchronize")
+        try:
+            session.run(inputs)
+        finally:
+            assert fake_tensorrt.calls("cudaStreamSynchronize") == before + 1
+    assert_same(session.run(inputs), expected(model, inputs))
+    session.close()
+    assert_released(fake_tensorrt)
+
+
 # -- engines that are none for this machine ------------------------------------------------------
 
 
@@ -294,6 +339,21 @@ def test_a_tensor_that_no_array_holds(tmp_path, fake_tensorrt):
         open_session(path)
     assert_released(fake_tensorrt)
     assert "float32 or float16" in str(caught.value)
+
+
+def test_an_engine_that_is_replaced_while_it_is_loaded(matcher, fake_tensorrt, monkeypatch):
+    path, _ = matcher
+    place_engine(path.with_name("other.engine"), fake_tensorrt, t.similarity(), t.SIMILARITY, has_if=True)
+    device = Cuda.device
+
+    def replacing(self, index):
+        path.with_name("other.engine").replace(path)
+        return device(self, index)
+
+    monkeypatch.setattr(Cuda, "device", replacing)
+    with pytest.raises(ModelFileError, match="tiny.engine was replaced by another engine while it was loaded: open"):
+        open_session(path)
+    assert_released(fake_tensorrt)
 
 
 # -- machines without ----------------------------------------------------------------------------
@@ -397,18 +457,6 @@ def test_what_is_said_of_another_session_is_not_heard(fake_tensorrt):
     assert (theirs, words(ours)) == (["theirs"], "of a thread in which nobody listens")
 
 
-def test_a_shape_that_tensorrt_does_not_tell(matcher, fake_tensorrt, monkeypatch):
-    """Dims{-1, {}} is its invalid shape: taken for that of one number, memory would be overrun."""
-    session = open_session(matcher[0])
-    trt = fake_tensorrt.trt
-    monkeypatch.setattr(trt.IExecutionContext, "get_tensor_shape", lambda context, name: trt.Dims(()))
-    with pytest.raises(BackendError, match=r"TensorRT told no shape of output 'products', but \(\)"):
-        session.run(inputs_of(3))
-    monkeypatch.undo()
-    session.close()
-    assert_released(fake_tensorrt)
-
-
 @pytest.mark.parametrize("version", ["8.6.1", "10.0.1"])
 def test_a_library_that_is_too_old(fake_tensorrt, monkeypatch, version):
     monkeypatch.setattr(fake_tensorrt.trt, "__version__", version)
@@ -416,54 +464,6 @@ def test_a_library_that_is_too_old(fake_tensorrt, monkeypatch, version):
         RuntimeMissingError, match=f"tensorrt {version} is too old, 10.1 or newer is needed; .*JetPack 6"
     ):
         trt_library.load()
-
-
-def test_arguments_that_older_bindings_do_not_take(matcher, fake_tensorrt, monkeypatch):
-    """cudaGraphInstantiate of cuda-python 11 takes others: graphs go, what is computed stays."""
-    path, model = matcher
-    session, inputs = open_session(path), inputs_of(3)
-
-    def instantiate(graph, log, size):
-        raise AssertionError("not reached")
-
-    monkeypatch.setattr(fake_tensorrt.cuda, "cudaGraphInstantiate", instantiate)
-    for _ in range(RECORD_AT + 1):
-        assert_same(session.run(inputs), expected(model, inputs))
-    assert "runs without CUDA graphs" in session.active.note and "cudaGraphInstantiate" in session.active.note
-    session.close()
-    assert_released(fake_tensorrt)
-
-
-def test_an_engine_that_is_replaced_while_it_is_loaded(matcher, fake_tensorrt, monkeypatch):
-    path, _ = matcher
-    place_engine(path.with_name("other.engine"), fake_tensorrt, t.similarity(), t.SIMILARITY, has_if=True)
-    device = Cuda.device
-
-    def replacing(self, index):
-        path.with_name("other.engine").replace(path)
-        return device(self, index)
-
-    monkeypatch.setattr(Cuda, "device", replacing)
-    with pytest.raises(ModelFileError, match="tiny.engine was replaced by another engine while it was loaded: open"):
-        open_session(path)
-    assert_released(fake_tensorrt)
-
-
-def test_a_run_that_is_interrupted_is_waited_for(matcher, fake_tensorrt, monkeypatch):
-    """The next run would write its inputs below what the GPU still reads."""
-    path, model = matcher
-    session, inputs = open_session(path), inputs_of(3)
-    session.run(inputs)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Buffer, "fetch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        before = fake_tensorrt.calls("cudaStreamSynchronize")
-        try:
-            session.run(inputs)
-        finally:
-            assert fake_tensorrt.calls("cudaStreamSynchronize") == before + 1
-    assert_same(session.run(inputs), expected(model, inputs))
-    session.close()
-    assert_released(fake_tensorrt)
 
 
 def test_the_logger_is_one_and_its_last_errors_are_quoted(fake_tensorrt, caplog):
