@@ -20,6 +20,7 @@ from hypothesis import strategies as st  # noqa: E402
 from model_helpers import USERS_CACHE, clear_environment, command, own_cache  # noqa: E402, F401
 from patch_helpers import saved  # noqa: E402
 
+from vslam_features import classical  # noqa: E402
 from vslam_features.artifacts import engine_maker  # noqa: E402
 from vslam_features.artifacts.cases import shipped_cases  # noqa: E402
 from vslam_features.artifacts.engine_maker import build_words, ensure_engine  # noqa: E402
@@ -146,6 +147,85 @@ def test_the_command_of_the_message_is_the_remedy(machine):
     words = shlex.split(str(raised.value).partition("run '")[2].rstrip("'").replace("'\"'\"'", "'"))
     assert command(*words[1:]) == 0
     assert opened(build="never", workspace_mb=256)[1] == []
+
+
+# -- files that are not here ---------------------------------------------------------------------
+
+
+def unbuildable(*_):
+    pytest.fail("an engine was built")
+
+
+def test_an_engine_serves_without_its_onnx_file(machine, in_process, monkeypatch):
+    """A robot need not have more than what runs. What it is compared with, and its identity, stay as they are."""
+    before = opened()[0].model
+    model_path("small", "fp16").unlink()
+    monkeypatch.setattr(engine_maker, "_run", unbuildable)
+    after, said = opened()
+    assert (after.model.path, after.model.identity, said) == (before.path, before.identity, [])
+    assert opened(typing="strong", build="never")[0].model.path == engine()
+    assert classical.available(robot()) == (robot(), "")
+
+
+def robot() -> Config:
+    """The matcher is the only model."""
+    values = {"features.name": "sift", "retrieval.name": "vlad"}
+    return Config.from_flat({**values, "matcher.name": "lighterglue", "matcher.options.model": "small"}, base=config())
+
+
+ALONE = {
+    "driver": (lambda m: m.use(gpu="Orin;8.7;580.1.0"), {}),
+    "version": (lambda m: m.use(tensorrt="10.3.0"), {}),
+    "GPU": (lambda m: m.use(gpu="Orin;8.9;540.4.0"), {}),
+    "older patch": (lambda m: older_patch(), {}),
+    "a bit": (lambda m: engine().write_bytes(engine().read_bytes()[:-1] + b"?"), {}),
+    "typing": (lambda m: None, {"typing": "weak"}),
+    "attention": (lambda m: None, {"attention": "as_is"}),
+    "shapes": (lambda m: None, {"shapes": "keypoints0: 1x2,256x2,700x2"}),
+    "unknown shapes": (lambda m: None, {"shapes": "image: 1x1x480x640"}),
+}
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_without_its_onnx_file_only_what_fits_serves(machine, in_process, monkeypatch, what):
+    ensure_engine("small", config().runtime, print)
+    for precision in ("fp16", "fp32"):
+        model_path("small", precision).unlink()
+    change, options = ALONE[what]
+    change(machine)
+    monkeypatch.setattr(engine_maker, "_run", unbuildable)
+    with pytest.raises((ModelMissingError, ConfigError)):  # ConfigError: this name is none of the registry
+        ensure_engine("small", config(**options).runtime, print)
+
+
+def test_a_source_that_is_here_decides(machine, in_process):
+    """An engine that was built from the fp32 file, as there is no other, is stale where that has changed."""
+    model_path("small", "fp16").unlink()
+    ensure_engine("small", config().runtime, print)
+    assert engine_file.read_header(engine()).facts.typing == "weak"
+    place("fp32", seed=4)
+    said = []
+    ensure_engine("small", config().runtime, said.append)
+    assert "the ONNX file has changed" in said[0]
+
+
+def test_an_engine_of_a_file_by_its_path_serves_without_it(machine, in_process, tmp_path):
+    place("fp16")[0].replace(path := tmp_path / "third_party.onnx")
+    built = ensure_engine(str(path), config().runtime, print)
+    path.unlink()
+    assert ensure_engine(str(path), config().runtime, unbuildable) == built
+    with pytest.raises(ModelMissingError, match="there is no model file"):
+        ensure_engine(str(tmp_path / "other.onnx"), config().runtime, unbuildable)
+
+
+@pytest.mark.parametrize("version, runs", [("10.3.0", "lighterglue"), ("11.4.0.106", "nearest")])
+def test_half_precision_of_an_fp32_file_is_no_missing_model(machine, monkeypatch, version, runs):
+    """TensorRT 10 builds fp16 engines from it; 11 does not, so that classical methods run, with a warning."""
+    machine.use(tensorrt=version)
+    place("fp32")[0].replace(model_path("lighterglue", "fp32"))
+    asked = robot().with_values(matcher__options__model="lighterglue")
+    chosen, problem = classical.available(asked)
+    assert chosen.matcher.name == runs and bool(problem) == (runs == "nearest")
 
 
 def test_a_build_that_fails(machine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from importlib import resources
 from pathlib import Path
@@ -10,9 +11,10 @@ from . import registry
 from .artifacts.cache import cache_folder
 from .artifacts.card import read_card
 from .artifacts.catalogue import find_entry
+from .artifacts.engine_maker import has_source
 from .artifacts.store import SUFFIXES, locate
 from .config import Config
-from .errors import ModelError, ModelMissingError
+from .errors import ModelError, ModelMissingError, VslamFeaturesError
 
 # Classical plug-ins need no file.
 CLASSICAL = {"features.name": "sift", "matcher.name": "nearest", "retrieval.name": "vlad"}
@@ -26,7 +28,7 @@ def available(config: Config) -> tuple[Config, str]:
     """
     groups, used = _groups(config), used_models(config)
     for model in (m for models in used.values() for m in models):
-        if Path(model).suffix in SUFFIXES:
+        if Path(model).suffix in SUFFIXES and _missing(model, config):
             locate(model, config.runtime.precision)
     missing = {name: [m for m in models if _missing(m, config)] for name, models in used.items()}
     missing = {name: models for name, models in missing.items() if models}
@@ -81,6 +83,9 @@ def _missing(model: str, config: Config) -> bool:
     """Whether a model cannot be opened for want of its file or of the library that runs it."""
     if _library_missing(config) and Path(model).suffix != ".engine":  # engines run on TensorRT
         return True
+    if config.runtime.name == "tensorrt" and Path(model).suffix not in (".engine", ".xml"):
+        with contextlib.suppress(VslamFeaturesError):  # of a machine that runs no engine: told when it is opened
+            return not has_source(model, config.runtime)
     try:
         locate(model, config.runtime.precision)
     except ModelMissingError:

@@ -6,6 +6,7 @@ ends, and what runs models needs neither onnx nor a builder.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -18,9 +19,14 @@ from .. import registry
 from ..config_groups import RuntimeConfig
 from ..errors import BackendError, ModelFileError, ModelMissingError
 from ..runtimes import cuda, trt_library
+from ..runtimes.cuda import Gpu
 from ..runtimes.trt import device_index
-from .engine_source import EngineOrder, order_engine
+from ..runtimes.trt_library import Capabilities
+from .engine_kept import kept_engine
+from .engine_source import choose_source, order_engine
 from .engine_store import engine_state
+
+logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).parents[1] / "cli" / "child.py"
 _LAST_LINES = 8
@@ -30,7 +36,7 @@ def ensure_engine(model: str, runtime: RuntimeConfig, progress: Callable[[str], 
     """The engine of a model for the GPU of the configuration; built now where there is none that fits.
 
     Args:
-        model: name in the model registry, or path of an .onnx file.
+        model: name in the model registry, or path of an .onnx file. Where that is not here, an engine of before serves.
         runtime: whose name is ``tensorrt``.
         progress: called with the lines of a build.
     Raises:
@@ -39,7 +45,11 @@ def ensure_engine(model: str, runtime: RuntimeConfig, progress: Callable[[str], 
             fits and ``runtime.options.build`` is ``never``: then with the reasons and the command.
         BackendError: the build failed, with its last lines.
     """
-    order = _order(model, runtime)
+    machine = _machine(runtime)
+    if kept := kept_engine(model, runtime.precision, runtime.options, *machine):
+        logger.info("%s: the ONNX file of %s is not here, so that they cannot be compared", kept, model)
+        return kept
+    order = order_engine(model, runtime.precision, runtime.options, *machine)
     path, name = order.path, order.source.card.name
     if (state := engine_state(path, order.wish)).fits:
         return path
@@ -74,10 +84,24 @@ def build_words(model: str, runtime: RuntimeConfig) -> list[str]:
     return words
 
 
-def _order(model: str, runtime: RuntimeConfig) -> EngineOrder:
+def has_source(model: str, runtime: RuntimeConfig) -> bool:
+    """Whether there is an engine of a model, or a file to build one from.
+
+    Raises as :func:`ensure_engine`, but for ModelMissingError.
+    """
+    machine = _machine(runtime)
+    if kept_engine(model, runtime.precision, runtime.options, *machine):
+        return True
+    try:
+        choose_source(model, runtime.precision, runtime.options, machine[0], machine[1].capability)
+    except ModelMissingError:
+        return False
+    return True
+
+
+def _machine(runtime: RuntimeConfig) -> tuple[Capabilities, Gpu]:
     library = trt_library.load()
-    gpu = cuda.load().device(device_index(runtime.device))
-    return order_engine(model, runtime.precision, runtime.options, library.capabilities, gpu)
+    return library.capabilities, cuda.load().device(device_index(runtime.device))
 
 
 def _run(words: list[str], progress: Callable[[str], None]) -> tuple[int, list[str]]:

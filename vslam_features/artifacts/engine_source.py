@@ -22,7 +22,7 @@ from .shapes import Profile
 from .store import SUFFIXES, content_sha256, locate
 
 TYPINGS = ("auto", "strong", "weak")
-_HALF = ("fp16", "bf16")
+HALF = ("fp16", "bf16")
 _BF16_CAPABILITY = (8, 0)  # Ampere; what is older has no BF16 (TensorRT support matrix)
 
 
@@ -71,7 +71,7 @@ def choose_source(
         if card.precision != "fp32":
             raise ConfigError(f"{path}: is {card.precision}; weak typing takes an fp32 file and chooses types itself")
     else:
-        if precision in _HALF and card.precision not in _HALF:
+        if precision in HALF and card.precision not in HALF:
             raise ConfigError(
                 f"{path}: is {card.precision}, and {precision} is asked for: a strongly typed engine computes in the "
                 f"types of the file. Name the fp16 file{'' if weak_only else ', or set runtime.options.typing to weak'}"
@@ -105,16 +105,33 @@ def order_engine(
     """
     source = choose_source(model, precision, options, able, gpu.capability)
     profiles = profiles_of(source.path, source.card, str(options["shapes"]))
-    patched = options["patches"] == "auto"
-    wanted = {"cumsum": patched, "bf16-attention": bool(source.core_type)}
+    shapes = {name: [list(shape) for shape in (p.min, p.opt, p.max)] for name, p in profiles.items()}
+    wish = wish_of(source.sha256, source.precision, source.typing, shapes, options, able, gpu)
+    return EngineOrder(source, wish, profiles, engine_path(source.card.name, source.precision, gpu.name))
+
+
+def wish_of(
+    sha256: str,
+    precision: str,
+    typing: str,
+    shapes: Mapping[str, list[list[int]]],
+    options: Mapping[str, object],
+    able: Capabilities,
+    gpu: Gpu,
+) -> EngineWish:
+    """What an engine must have been built for, of a source whose file need not be here.
+
+    Raises ConfigError where this GPU cannot do what is asked for.
+    """
+    wanted = {
+        "cumsum": options["patches"] == "auto",
+        "bf16-attention": bool(_core_type(precision, typing, options, gpu.capability)),
+    }
     kept = ("attention", "optimisation_level", "workspace_mb")
-    wish = EngineWish(
-        source.sha256, source.precision, source.typing,
-        {name: [list(shape) for shape in (p.min, p.opt, p.max)] for name, p in profiles.items()},
-        {name: number for name, number in PATCHES.items() if wanted[name]},
+    return EngineWish(
+        sha256, precision, typing, shapes, {name: number for name, number in PATCHES.items() if wanted[name]},
         gpu.name, gpu.capability, gpu.driver_version, able.version, {name: options[name] for name in kept},
     )  # fmt: skip
-    return EngineOrder(source, wish, profiles, engine_path(source.card.name, source.precision, gpu.name))
 
 
 def _typing(
@@ -122,7 +139,7 @@ def _typing(
 ) -> tuple[str, str]:
     """``auto``: strong or weak, and why."""
     strong = "strongly typed: each layer computes in the type that the file gives it, whose accuracy is known"
-    if precision not in _HALF:
+    if precision not in HALF:
         return "strong", strong
     if _old(capability) and _cores(precision, options):
         if able.weakly_typed:
@@ -137,7 +154,7 @@ def _typing(
             ) from error
         _onnx(model, "fp32")
         return "weak", f"weakly typed, from the fp32 file: there is no {precision} file ({error})"
-    if able.weakly_typed and (had := read_card(path).precision) not in _HALF:
+    if able.weakly_typed and (had := read_card(path).precision) not in HALF:
         return "weak", f"weakly typed: {path.name} is {had}, and {precision} is asked for"
     return "strong", strong
 
@@ -159,7 +176,7 @@ def _core_type(precision: str, typing: str, options: Mapping[str, object], capab
 def _cores(precision: str, options: Mapping[str, object]) -> bool:
     """Whether cores of attention are to compute in another type than the rest."""
     asked = options["attention"]
-    return options["patches"] == "auto" and (asked == "bf16" or (asked == "auto" and precision in _HALF))
+    return options["patches"] == "auto" and (asked == "bf16" or (asked == "auto" and precision in HALF))
 
 
 def _old(capability: str) -> bool:
