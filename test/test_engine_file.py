@@ -21,6 +21,7 @@ from vslam_features.runtimes.engine_file import (
     machine_differences,
     read_engine,
     read_header,
+    rebuild,
     write,
 )
 
@@ -239,6 +240,24 @@ def test_a_name_that_no_command_takes_is_in_none(place, name):
     with pytest.raises(ModelFileError, match="models build NAME --runtime tensorrt") as caught:
         read_header(place(forged({"name": name, "engine": dataclasses.asdict(FACTS)}) + ENGINE))
     str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    "source, facts, words",
+    [
+        ("tiny.fp16.onnx", {"precision": "fp16"}, "tiny --runtime tensorrt --precision fp16"),
+        ("tiny.fp32.onnx", {"precision": "fp32"}, "tiny --runtime tensorrt"),
+        ("exported here.onnx", {"precision": "bf16"}, "'{}' --runtime tensorrt"),
+        ("gone.onnx", {"precision": "fp16"}, "tiny --runtime tensorrt --precision fp16"),
+    ],
+)
+def test_the_command_that_builds_it_again(tmp_path, source, facts, words):
+    """A model of the registry by its name, another by its file; and in the same precision, or it is another."""
+    path = tmp_path / source
+    if "gone" not in source:
+        path.write_bytes(b"")
+    header = EngineHeader(CARD.to_dict(), dataclasses.replace(FACTS, source=str(path), **facts))
+    assert rebuild(header) == f"run 'vslam-features models build {words.format(path)}'"
 
 
 def test_what_differs_from_this_machine_is_told_with_both_values():

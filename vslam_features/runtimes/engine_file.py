@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import struct
 import types
 import typing
@@ -162,8 +163,13 @@ def machine_differences(facts: BuildFacts, gpu: Gpu, tensorrt: str) -> list[str]
 
 
 def rebuild(header: EngineHeader | None = None) -> str:
-    """The next step where an engine cannot be used."""
-    return f"run 'vslam-features models build {header.name if header else 'NAME'} --runtime tensorrt'"
+    """The next step where an engine cannot be used: its model again, by the name or the file, in its precision."""
+    model, precision = (header.name, header.facts.precision) if header else ("NAME", "")
+    source = header.facts.source if header else ""
+    if not Path(source).name.startswith(f"{model}.") and os.path.isfile(source):  # none of the registry
+        model = shlex.quote(source)
+    half = " --precision fp16" if precision == "fp16" else ""  # one of bf16 is a file of its own
+    return f"run 'vslam-features models build {model} --runtime tensorrt{half}'"
 
 
 def _read_header(file: BinaryIO, path: Path) -> EngineHeader:
