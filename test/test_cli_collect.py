@@ -117,7 +117,7 @@ def test_what_there_is_less_of_is_said(tiny, walk, tmp_path, capsys):  # noqa: F
     assert code == 0 and "note: 0 of 3 revisit pairs wanted were found" in text
     assert "note: more of others instead: " in text and "revisit-" not in text
     code, _, err = collect(capsys, walk, "--out", tmp_path / "none", "--max-frames", 1, *SET)
-    assert code == 1 and "fewer than two keyframes, and a pair has two" in err
+    assert code == 1 and f"error: {walk.name}: fewer than two keyframes, and a pair has two" in err
     for path in walk.iterdir():
         cv2.imwrite(str(path), np.zeros((200, 300), np.uint8))
     code, _, err = collect(capsys, walk, "--out", tmp_path / "none", *SET)

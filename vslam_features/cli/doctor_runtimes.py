@@ -7,6 +7,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from ..config import Config, RuntimeConfig
+from ..runtimes import cuda, trt_library
 from .check import FAIL, OK, WARN, Check
 from .doctor_child import Child, ChildError
 
@@ -132,9 +133,10 @@ def check_gpu(config: Config, probe: Child) -> Iterator[Check]:
         else:
             yield Check(OK, "gpu", text)
     elif not facts["driver_error"]:
-        text = "the driver finds a GPU, Python does not reach it: " + facts["gpu_error"]
+        problem = facts["gpu_error"].removesuffix(f"; {cuda.INSTALL}")
+        text = f"the driver finds a GPU, Python does not reach it: {problem}"
         only_tensorrt = config.runtime.name == "tensorrt"  # ONNX Runtime brings its own way to CUDA
-        fix = "pip install 'vslam_features[tensorrt]'" if only_tensorrt else ""
+        fix = cuda.INSTALL if only_tensorrt else ""
         yield Check(FAIL if only_tensorrt else OK, "gpu", text, fix)
     elif needed:
         module = f"; in the kernel: {facts['kernel']}" if facts["kernel"] else ""
@@ -155,12 +157,12 @@ def check_tensorrt(config: Config, probe: Child) -> Iterator[Check]:
         built = typed if able["builds"] else "loads engines, but cannot build any"
         text = f"{able['version']} ({built}{', BF16' if able['bf16'] else ''})"
         if needed and not able["builds"]:
-            yield Check(WARN, "tensorrt", text, "install the whole library: pip install 'vslam_features[tensorrt]'")
+            yield Check(WARN, "tensorrt", text, f"install the whole library: {trt_library.INSTALL}")
         else:
             yield Check(OK, "tensorrt", text)
     elif needed:
-        fix = "pip install 'vslam_features[tensorrt]' (x86-64); sudo apt install python3-libnvinfer (Jetson)"
-        yield Check(FAIL, "tensorrt", facts["tensorrt_error"], fix)
+        text = facts["tensorrt_error"].removesuffix(f"; {trt_library.INSTALL}")
+        yield Check(FAIL, "tensorrt", text, trt_library.INSTALL)
 
 
 def versions(sessions: dict[str, Child | None], gpu: Child) -> dict[str, str]:

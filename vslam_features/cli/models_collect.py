@@ -27,7 +27,7 @@ def add_arguments(parser) -> None:
     """Register the options."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("input", nargs="?", type=Path, metavar="BAG|IMAGE_DIR|FILE.vmap",
-                      help="a recording or folder of images, which is replayed, or a map")  # fmt: skip
+                      help="a recording or folder of images (not of folders), which is replayed, or a map")  # fmt: skip
     what.add_argument("--node", metavar="NAME", help="a front-end that is running on this machine, such as /frontend")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
     parser.add_argument("--pairs", type=count, default=8, metavar="N",
@@ -149,7 +149,7 @@ def _save(args, path: Path, source: str, config, notes: list[str]) -> None:
     matcher = _matcher(config)
     name = matcher.matcher.engine.model.card.name
     with MapReader(path) as reader:
-        require_matcher(reader, matcher, config.matcher.name)
+        require_matcher(reader, matcher, config.matcher.name, source)
         with ProgressBar(quiet=args.json, unit="searches") as bar:
             more = wide_pairs(reader, matcher, args.pairs, bar)
         if (counts := matcher.matcher.engine.counts).faults:

@@ -73,10 +73,13 @@ def wide_pairs(reader: MapReader, matcher: VerifiedMatcher, wanted: int, progres
     return found
 
 
-def require_matcher(reader: MapReader, matcher: VerifiedMatcher, matcher_name: str) -> None:
-    """Raises PluginError where a matcher does not take the features of a map, DataError where it has too few."""
+def require_matcher(reader: MapReader, matcher: VerifiedMatcher, matcher_name: str, source: str) -> None:
+    """Raises PluginError where a matcher does not take the features of a map, DataError where it has too few.
+
+    ``source``: what the map is of, as messages name it.
+    """
     if len(reader.headers()) < 2:
-        raise DataError(f"{reader.path.name}: fewer than two keyframes, and a pair has two: collect from a longer run")
+        raise DataError(f"{source}: fewer than two keyframes, and a pair has two: collect from a longer run")
     features, plugin = reader.keyframe(0).features, matcher.matcher
     require_kind(plugin, matcher_name, features.descriptors.ndim == 3, features.model.name)
     plugin.require(features.model, descriptor_length(features))

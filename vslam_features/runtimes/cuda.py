@@ -13,7 +13,10 @@ from .hardware import nvidia_driver
 
 logger = logging.getLogger(__name__)
 
-_INSTALL = "pip install 'vslam_features[tensorrt]'"
+INSTALL = (
+    "pip install 'cuda-python==12.*' for a driver of CUDA 12 (nvidia-smi tells; JetPack 6: 12.6.*), "
+    "'vslam_features[tensorrt]' for one of 13"
+)
 _DRIVER = "install NVIDIA's driver; in a container start it with the NVIDIA runtime ('docker run --gpus all')"
 _NEXT_STEPS = {
     "cudaErrorMemoryAllocation": "free GPU memory, or build with smaller largest shapes",
@@ -76,7 +79,7 @@ def _bindings():
 
         return cudart
     except ImportError:
-        raise RuntimeMissingError(f"cuda-python cannot be imported ({problem}); {_INSTALL}") from problem
+        raise RuntimeMissingError(f"cuda-python cannot be imported ({problem}); {INSTALL}") from problem
 
 
 class Cuda:

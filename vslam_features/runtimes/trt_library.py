@@ -15,7 +15,10 @@ from .cuda import Cuda
 
 logger = logging.getLogger(__name__)
 
-_INSTALL = "on x86 pip install 'vslam_features[tensorrt]'; on a Jetson it is in JetPack 6 (apt: python3-libnvinfer)"
+INSTALL = (
+    "on x86-64 pip install 'tensorrt-cu12<11' for a driver of CUDA 12 (nvidia-smi tells), 'vslam_features[tensorrt]' "
+    "for one of 13; on a Jetson it is in JetPack 6 (apt: python3-libnvinfer)"
+)
 _OLDEST = (10, 1)  # from which on contexts can share their memory, which the sessions here do
 _KEPT = 8  # errors of TensorRT that a message quotes at most
 _loading = threading.Lock()
@@ -72,11 +75,11 @@ def load() -> Library:
     try:
         import tensorrt
     except (ImportError, OSError) as error:  # OSError: its bindings do not find libnvinfer
-        raise RuntimeMissingError(f"tensorrt cannot be imported ({reason(error)}); {_INSTALL}") from error
+        raise RuntimeMissingError(f"tensorrt cannot be imported ({reason(error)}); {INSTALL}") from error
     version = str(tensorrt.__version__)
     if version_numbers(version) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        raise RuntimeMissingError(f"tensorrt {version} is too old, {oldest} or newer is needed; {_INSTALL}")
+        raise RuntimeMissingError(f"tensorrt {version} is too old, {oldest} or newer is needed; {INSTALL}")
     with _loading:
         if not _loaded or _loaded[0].module is not tensorrt:
             _loaded[:] = [Library(tensorrt)]
@@ -119,7 +122,7 @@ class Library:
     def builder(self, cuda: Cuda, device: int):
         """A ``Builder`` on a GPU. Raises RuntimeMissingError: the lean library has none; BackendError."""
         if not self.capabilities.builds:
-            raise RuntimeMissingError(f"tensorrt {self.version} is a lean library, which has no builder; {_INSTALL}")
+            raise RuntimeMissingError(f"tensorrt {self.version} is a lean library, which has no builder; {INSTALL}")
         return self._new(cuda, device, "Builder")
 
     @contextlib.contextmanager
