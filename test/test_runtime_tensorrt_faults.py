@@ -27,6 +27,7 @@ from vslam_features.runtimes import trt_library
 from vslam_features.runtimes.cuda import Cuda
 from vslam_features.runtimes.trt import TensorRt
 from vslam_features.runtimes.trt_buffers import Buffer
+from vslam_features.runtimes.trt_context import Context
 from vslam_features.runtimes.trt_graphs import RECORD_AT
 from vslam_features.runtimes.trt_library import Capabilities, words
 
@@ -234,6 +235,24 @@ def test_a_session_that_is_forgotten_while_others_work(matcher, fake_tensorrt):
     assert_same(other.run(inputs_of(3)), expected(model, inputs_of(3)))
     other.close()
     assert_released(fake_tensorrt)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_nothing_is_collected_while_a_graph_is_recorded(matcher, fake_tensorrt, monkeypatch, fault):
+    """CUDA refuses to free memory in a thread that records: that of a session that ends there would be lost."""
+    session, collects, execute = open_session(matcher[0]), [], Context.execute
+
+    def watched(context, stream):
+        collects.append(gc.isenabled())
+        execute(context, stream)
+
+    monkeypatch.setattr(Context, "execute", watched)
+    fake_tensorrt.set_faults(**({"execute_async_v3": RECORD_AT + 1} if fault else {}))
+    for _ in range(RECORD_AT):
+        session.run(inputs_of(3))
+    assert collects == [True] * RECORD_AT + [False] and gc.isenabled()
+    assert fake_tensorrt.calls("cudaGraphInstantiate") == (not fault)
+    session.close()
 
 
 def test_a_shape_that_tensorrt_does_not_tell(matcher, fake_tensorrt, monkeypatch):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..runtimes.provider_shapes import SHAPE
 
-KINDS = ("min", "opt", "max")
-_SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
 _GRAMMAR = "expected MIN,OPT,MAX, each as 1x1024x2, or one shape for all three"
 
 
@@ -48,7 +46,7 @@ class Profile:
 def parse_shapes(text: str) -> Profile:
     """``1x1x2,1x1024x2,1x2048x2``, or one shape for all three. Raises ConfigError."""
     shapes = [part.strip() for part in text.split(",")]
-    if len(shapes) not in (1, 3) or not all(_SHAPE.fullmatch(shape) for shape in shapes):
+    if len(shapes) not in (1, 3) or not all(SHAPE.fullmatch(shape) for shape in shapes):
         raise ConfigError(f"'{text.strip()}': {_GRAMMAR}")
     sizes = [tuple(map(int, shape.split("x"))) for shape in shapes]
     return Profile(*(sizes if len(sizes) == 3 else sizes * 3))
@@ -74,7 +72,7 @@ def parse_profiles(text: str) -> dict[str, Profile]:
 
 
 def joined(profiles: Mapping[str, Profile], kind: str) -> str:
-    """``a:1x3x64x64,b:1x2``: one of ``KINDS`` as trtexec and ONNX Runtime's provider read it.
+    """``a:1x3x64x64,b:1x2``: of ``min``, ``opt`` or ``max`` as trtexec and ONNX Runtime's provider read it.
 
     Raises ConfigError for a tensor whose name they would take apart.
     """

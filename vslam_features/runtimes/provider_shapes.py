@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .onnx_inputs import read_inputs
 
 KINDS = ("min", "opt", "max")
-_SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
+SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
 Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
 
@@ -60,7 +60,7 @@ def _parsed(kind: str, text: str) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for part in text.split(","):
         name, _, shape = part.strip().partition(":")  # the provider, too, ends a name at its first colon
-        if not name or not _SHAPE.fullmatch(shape) or name in found:
+        if not name or not SHAPE.fullmatch(shape) or name in found:
             raise ConfigError(
                 f"onnxruntime: trt_{kind}_shapes: '{part.strip()}': expected each tensor once, as in "
                 "'a:1x16x64,b:1x16x2'"

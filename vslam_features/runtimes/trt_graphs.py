@@ -8,8 +8,10 @@ context of its own, which nothing else uses, and ends when a buffer moves.
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +24,26 @@ Shapes = dict[str, tuple[int, ...]]
 GRAPHS = 4  # kept at most; each has a context, whose own memory is small beside the shared activations
 RECORD_AT = 3  # the use of a set of shapes that records it: numbers of keypoints may hardly ever come again
 _REMEMBERED = 64  # sets of shapes whose uses are counted
+
+
+_recording = threading.Lock()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of garbage, one thread at a time.
+
+    It may end a forgotten session in this very thread. CUDA refuses to free memory in a thread that records: the
+    session's would be lost, and the recording with it.
+    """
+    with _recording:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
 
 
 @dataclass
@@ -86,14 +108,15 @@ class Graphs:
 
         It has: the first run after a change of shapes does more, which is not to be in a graph.
         """
-        self._cuda.begin_capture(self._stream)
-        try:
-            context.execute(self._stream)
-        except BackendError:
-            with contextlib.suppress(BackendError):  # as CUDA calls it where what was recorded is invalid
-                self._cuda.destroy_graph(self._cuda.end_capture(self._stream))
-            raise
-        graph = self._cuda.end_capture(self._stream)
+        with _uncollected():
+            self._cuda.begin_capture(self._stream)
+            try:
+                context.execute(self._stream)
+            except BaseException:
+                with contextlib.suppress(BackendError):  # as CUDA calls it where what was recorded is invalid
+                    self._cuda.destroy_graph(self._cuda.end_capture(self._stream))
+                raise
+            graph = self._cuda.end_capture(self._stream)
         try:
             executable = self._cuda.instantiate(graph)
         finally:
