@@ -18,12 +18,15 @@ pytest.importorskip("spox")
 from engine_helpers import SHAPES, place, with_trtexec  # noqa: E402
 from model_helpers import clear_environment, command, own_cache  # noqa: E402, F401
 
+from vslam_features.artifacts import cache as artifacts_cache  # noqa: E402
 from vslam_features.artifacts.cache import locked  # noqa: E402
 from vslam_features.artifacts.card import read_card  # noqa: E402
 from vslam_features.artifacts.records import records_of  # noqa: E402
 from vslam_features.artifacts.store import content_sha256, model_path  # noqa: E402
 from vslam_features.cli import model_build_progress  # noqa: E402
 from vslam_features.cli.model_build_progress import BuildProgress  # noqa: E402
+from vslam_features.engines import make  # noqa: E402
+from vslam_features.errors import CacheError  # noqa: E402
 from vslam_features.runtimes import engine_file  # noqa: E402
 
 ASSUMED = ("--dry-run", "--assume-version", "10.3", "--assume-gpu", "Orin 8.7")
@@ -215,6 +218,53 @@ def test_an_engine_that_computes_something_else(capsys, machine):
     machine.set_faults()
     code, out, err = build(capsys, *BUILD)
     assert code == 1 and "is up to date" in out and "failed its comparison" in err
+
+
+def test_an_engine_that_was_never_compared(capsys, machine):
+    """As where its build was interrupted behind it."""
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    code, out, _ = build(capsys, *BUILD, "--no-verify")
+    assert code == 0 and "is up to date" in out and "at its first use" in out
+    machine.set_faults(nan_inputs=[1, 2])
+    code, out, err = build(capsys, *BUILD)
+    assert code == 1 and "is up to date" in out and "differs from its reference" in out and "is refused" in err
+
+
+def test_what_another_gpu_of_this_machine_found_is_not_of_this_one(capsys, machine):
+    machine.use(gpu="Orin;8.7;540.4.0|Orin;8.7;540.4.0")
+    machine.set_faults(nan_inputs=[1, 2])
+    assert build(capsys, *BUILD, "--set", "runtime.device=cuda:1")[0] == 1
+    machine.set_faults()
+    code, out, err = build(capsys, *BUILD)
+    assert code == 0 and "the engine equals its reference" in out, err
+
+
+def test_an_engine_that_is_up_to_date_needs_neither_lock_nor_libraries(capsys, machine, monkeypatch):
+    assert build(capsys, *BUILD)[0] == 0
+
+    def read_only(target, waiting=None):
+        raise CacheError(f"cannot write to {target.parent}")
+
+    monkeypatch.setattr(artifacts_cache, "locked", read_only)
+    monkeypatch.setitem(sys.modules, "vslam_features.engines.make", None)
+    monkeypatch.delattr("vslam_features.engines.make", raising=False)
+    code, out, err = build(capsys, *BUILD)
+    assert (code, err) == (0, "") and "is up to date" in out
+    code, _, err = build(capsys, *BUILD, "--force")
+    assert code != 0 and "building engines needs onnx and onnx-ir" in err
+
+
+def test_a_source_that_changes_during_its_build(capsys, machine, monkeypatch):
+    """The header would say that the engine is of the file of before."""
+    done = make.planned
+
+    def planned(*args):
+        place("fp16", seed=4)
+        return done(*args)
+
+    monkeypatch.setattr(make, "planned", planned)
+    code, _, err = build(capsys, *BUILD)
+    assert code != 0 and "its content changed while its engine was built" in err and not engine().exists()
 
 
 def test_where_it_is_written(capsys, machine, tmp_path):

@@ -270,6 +270,24 @@ def test_the_child_ends_with_its_caller(machine, monkeypatch, tmp_path):
         os.kill(pids[0], 0)
 
 
+def test_a_child_that_is_interrupted_can_end_what_it_started(machine, monkeypatch, tmp_path):
+    """trtexec would go on for minutes, and keep the memory of the GPU."""
+    script, told = tmp_path / "long.py", tmp_path / "told"
+    script.write_text(
+        "import time\ntry:\n    print('1', flush=True)\n    time.sleep(600)\n"
+        f"finally:\n    open({str(told)!r}, 'w').close()\n"
+    )
+    monkeypatch.setattr(engine_maker, "_CHILD", script)
+
+    def interrupt(line):
+        if line == "1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure_engine("small", config().runtime, interrupt)
+    assert told.exists()
+
+
 def test_an_engine_that_computes_something_else_is_refused(machine, in_process):
     machine.set_faults(nan_inputs=[1, 2, 3])
     with pytest.raises(ParityError, match="small on tensorrt .* does not compute what its reference computes"):

@@ -6,9 +6,11 @@ ends, and what runs models needs neither onnx nor a builder.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).parents[1] / "cli" / "child.py"
 _LAST_LINES = 8
+_GRACE_S = 3.0  # a builder inside TensorRT hears nothing
 
 
 def ensure_engine(model: str, runtime: RuntimeConfig, progress: Callable[[str], None]) -> Path:
@@ -118,6 +121,9 @@ def _run(words: list[str], progress: Callable[[str], None]) -> tuple[int, list[s
         return child.wait(), list(last)
     finally:
         if child.poll() is None:
+            child.send_signal(signal.SIGINT)  # so that it ends trtexec
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_S)
             child.kill()
             child.wait()
         child.stdout.close()

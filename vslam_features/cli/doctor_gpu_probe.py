@@ -73,6 +73,7 @@ def _version_of(distribution: str) -> str:
 
 def _engine(model: str, config: Config, gpu, library) -> dict:
     """``source``, the file that it comes from, ``path``, ``there`` and ``reasons`` why it will not do; or ``error``."""
+    from ..artifacts.engine_kept import kept_engine
     from ..artifacts.engine_source import order_engine
     from ..artifacts.engine_store import engine_state
     from ..artifacts.store import locate
@@ -84,6 +85,8 @@ def _engine(model: str, config: Config, gpu, library) -> dict:
             path = str(locate(model, r.precision))
             reasons = machine_differences(read_header(path).facts, gpu, library.version)
             return {"source": path, "path": path, "there": True, "reasons": reasons}
+        if kept := kept_engine(model, r.precision, r.options, library.capabilities, gpu):
+            return {"source": str(kept), "path": str(kept), "there": True, "reasons": []}
         order = order_engine(model, r.precision, r.options, library.capabilities, gpu)
         state = engine_state(order.path, order.wish)
     except VslamFeaturesError as error:

@@ -82,14 +82,8 @@ def run(args) -> int:
         raise ConfigError(f"--out {args.out}: expected a name that ends in .engine")
     if not args.dry_run and (args.assume_version or args.assume_gpu or args.save_onnx):
         raise ConfigError("--assume-version, --assume-gpu and --save-onnx are for --dry-run")
-    try:
-        from ..engines import make  # noqa: F401
-    except ImportError as error:
-        raise PluginError(
-            f"building engines needs onnx and onnx-ir ({error}): pip install 'vslam_features[models]'. An engine that "
-            "another machine built does not serve here"
-        ) from error
     if args.dry_run:
+        _require_libraries()
         return model_build_plan.dry_run(args, config)
     failed = 0
     for name in args.names:
@@ -103,12 +97,22 @@ def run(args) -> int:
     return int(failed > 0)
 
 
+def _require_libraries() -> None:
+    """Raises PluginError where what builds engines is not installed."""
+    try:
+        from ..engines import make  # noqa: F401
+    except ImportError as error:
+        raise PluginError(
+            f"building engines needs onnx and onnx-ir ({error}): pip install 'vslam_features[models]'. An engine that "
+            "another machine built does not serve here"
+        ) from error
+
+
 def _build(args, name: str, config: Config) -> int:
     """Build where it has to be, and compare; 1 where the engine does not compute what its reference does."""
     from ..artifacts.cache import locked
     from ..artifacts.engine_source import order_engine
     from ..artifacts.engine_store import engine_state
-    from ..engines.make import Machine, make
     from ..runtimes import cuda, trt_library
     from ..runtimes.trt import device_index
     from .model_build_progress import BuildProgress
@@ -118,15 +122,27 @@ def _build(args, name: str, config: Config) -> int:
     options = config.runtime.options
     order = order_engine(name, config.runtime.precision, options, library.capabilities, gpu)
     target = args.out or order.path
-    with locked(target, lambda: _tell(f"{name}: waiting for another process that builds {target}")):
-        state = engine_state(target, order.wish)
-        reasons = "; ".join(state.reasons) or ("--force" if args.force else _unloadable(target, library, device, gpu))
-        if not reasons:
-            print(f"{name}: {target} is up to date")
-            return _known(target)
-        _tell(f"{name}: building the engine of {order.source.path} for {gpu.name}: {reasons}")
-        with BuildProgress() as steps:
-            make(order, target, Machine(library, device, gpu), str(options["builder"]), _tell, steps)
+
+    def reasons() -> str:
+        told = "; ".join(engine_state(target, order.wish).reasons)
+        return told or ("--force" if args.force else _unloadable(target, library, device, gpu))
+
+    seen, why = _stamp(target), reasons()
+    if why:  # else no lock is needed, which a cache that may not be written to does not give
+        _require_libraries()
+        from ..engines.make import Machine, make
+
+        with locked(target, lambda: _tell(f"{name}: waiting for another process that builds {target}")):
+            if _stamp(target) != seen:  # that process has built it
+                why = reasons()
+            if why:
+                _tell(f"{name}: building the engine of {order.source.path} for {gpu.name}: {why}")
+                with BuildProgress() as steps:
+                    make(order, target, Machine(library, device, gpu), str(options["builder"]), _tell, steps)
+    if not why:
+        print(f"{name}: {target} is up to date")
+        if (passed := _recorded(target, gpu)) is not None:
+            return int(not passed)
     if args.no_verify:
         print(f"{name}: {target}; it is compared with its reference at its first use")
         return 0
@@ -142,17 +158,29 @@ def _unloadable(target: Path, library, device, gpu) -> str:
     return ""
 
 
-def _known(target: Path) -> int:
-    """1 where the last comparison of an engine failed."""
-    from ..artifacts.records import records_of
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Which file lies there; None: none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _recorded(target: Path, gpu) -> bool | None:
+    """Whether an engine passed its comparison on this GPU; None: there was none, as where a build was interrupted."""
+    from ..artifacts.card import read_card
+    from ..artifacts.records import card_id, gate_id, records_of
     from ..artifacts.store import content_sha256
 
-    records = sorted(records_of(content_sha256(target)), key=lambda record: record.time)
-    if records and not records[-1].passed:
-        reasons = "; ".join(records[-1].reasons[:3])
+    card = read_card(target)
+    kept = [r for r in records_of(content_sha256(target)) if r.device == f"cuda:{gpu.index} {gpu.name}"]
+    valid = [r for r in kept if (r.gate, r.card) == (gate_id(card), card_id(card))] or [r for r in kept if r.objects]
+    failed = next((r for r in valid if not r.passed), None)
+    if failed is not None:
+        reasons = "; ".join(failed.reasons[:3])
         _tell(f"error: {target} failed its comparison: {reasons}; see 'vslam-features models verify {target}'")
-        return 1
-    return 0
+    return failed is None if valid else None
 
 
 def _verify(name: str, target: Path, config: Config) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 from .. import __version__
 from ..artifacts.cache import placing, staging, writing
 from ..artifacts.engine_source import EngineOrder
+from ..artifacts.store import content_sha256
+from ..errors import ModelFileError
 from ..runtimes import engine_file
 from ..runtimes.cuda import Cuda, Gpu
 from ..runtimes.trt_library import Capabilities, Library
@@ -72,6 +74,8 @@ def make(
             engine = trtexec.build(words, saved, trtexec.tell)
         else:
             engine = build.build(machine.library, machine.cuda, gpu.index, plan, prepared.path, timings, steps)
+        if content_sha256(order.source.path) != order.source.sha256:
+            raise ModelFileError(f"{order.source.path}: its content changed while its engine was built: build it again")
         header = _header(order, prepared, plan, gpu, "trtexec" if by_program else "tensorrt")
         with placing(target) as file, writing(target.parent):
             header = engine_file.write(file, header, engine)
