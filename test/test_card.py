@@ -155,6 +155,22 @@ def test_a_file_without_a_card_is_told_where_to_put_one(tmp_path):
         read_card(tmp_path / "x.xml")
 
 
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 6247949\n",
+         "is a Git LFS pointer .*git lfs pull"),
+        (b"<!DOCTYPE html><html><title>Sign in</title></html>", "is a web page .*Sign in"),
+        (b"no model at all", "no ONNX model"),
+    ],
+)  # fmt: skip
+def test_what_lies_under_the_name_of_a_model_is_called_by_its_name(tmp_path, content, said):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=said):
+        read_card(path)
+
+
 @pytest.mark.parametrize("schema", [0, -1, 5, 99, "1", True, 1.0, None])
 def test_another_schema_is_refused_before_its_fields(schema):
     with pytest.raises(ModelFileError, match=r"has schema .*, this version reads 1 to 4: update vslam_features"):

@@ -171,7 +171,11 @@ def read_card(path: Path) -> ModelCard:
     if path.suffix == engine_file.SUFFIX:
         require_kind(path, FileKind.TENSORRT_ENGINE, FileKind.UNKNOWN)  # a Git LFS pointer is called by its name
         return ModelCard.from_dict(engine_file.read_header(path).card, str(path))
-    text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
+    try:
+        text = read_metadata(path).get(METADATA_KEY) if path.suffix == ".onnx" else None
+    except ModelFileError:
+        require_kind(path, FileKind.ONNX, FileKind.CUT_ONNX, FileKind.UNKNOWN)  # a pointer or a page, by its name
+        raise
     if text is None:
         raise ModelFileError(
             f"{path}: has no model card, so its inputs and outputs are unknown: write {sidecar.name} beside it "
