@@ -65,7 +65,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The core on older libraries: what JetPack and Ubuntu bring, as far as PyPI has it.
+# The core on older libraries: what JetPack and Ubuntu bring, as far as PyPI has it. Slow tests try the same calls again.
 COMPAT := $(VENV)-compat
 CORE_TESTS := $(addprefix test/test_,$(addsuffix .py,camera images preprocessing pose_track types config registry features matching \
 	geometry retrieval index keyframes loops frontend overlapping core_imports card engine models learned empty_guard gate weights \
@@ -79,7 +79,7 @@ $(COMPAT)/.installed: Makefile
 	@touch $@
 
 test-compat: $(COMPAT)/.installed
-	PYTHONPATH=. $(COMPAT)/bin/python -m pytest -p no:cacheprovider $(CORE_TESTS)
+	PYTHONPATH=. $(COMPAT)/bin/python -m pytest -p no:cacheprovider -m "not slow and not endurance" $(CORE_TESTS)
 
 # The reference: upstream packages, which run in torch. Never on the way of a user.
 EXPORT := $(VENV)-export

@@ -180,6 +180,7 @@ def test_tiny_images_are_like_nothing():
     assert alike(image(12, 12), image(12, 12)) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.endurance
 def test_neighbours_of_a_video_are_alike_and_different_rooms_are_not():
     videos = {}
