@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..runtimes.provider_shapes import SHAPE
+from ..runtimes.provider_shapes import KINDS, SHAPE
 
 _GRAMMAR = "expected MIN,OPT,MAX, each as 1x1024x2, or one shape for all three"
 
@@ -35,7 +35,7 @@ class Profile:
                 raise ConfigError(f"{self}: axis {axis} goes {low}, {usual}, {high}: expected 1 or more, ascending")
 
     def __str__(self) -> str:
-        return ",".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+        return ",".join("x".join(map(str, getattr(self, kind))) for kind in KINDS)
 
     @property
     def axes(self) -> list[tuple[int, int, int]]:
@@ -72,7 +72,7 @@ def parse_profiles(text: str) -> dict[str, Profile]:
 
 
 def joined(profiles: Mapping[str, Profile], kind: str) -> str:
-    """``a:1x3x64x64,b:1x2``: of ``min``, ``opt`` or ``max`` as trtexec and ONNX Runtime's provider read it.
+    """``a:1x3x64x64,b:1x2``: one of ``KINDS`` as trtexec and ONNX Runtime's provider read it.
 
     Raises ConfigError for a tensor whose name they would take apart.
     """
