@@ -1,6 +1,7 @@
 """``models build --runtime tensorrt``: plans without a GPU, builds that are done once, and what makes them stale."""
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -265,6 +266,25 @@ def test_a_source_that_changes_during_its_build(capsys, machine, monkeypatch):
     monkeypatch.setattr(make, "planned", planned)
     code, _, err = build(capsys, *BUILD)
     assert code != 0 and "its content changed while its engine was built" in err and not engine().exists()
+
+
+def test_the_list_has_engines(capsys, machine):
+    def listed():
+        assert command("models", "list") == 0
+        return capsys.readouterr().out
+
+    assert "TensorRT engines" not in listed()
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    line = r"  small\.fp16\.orin\.engine: Orin, driver 12\.6, TensorRT 10\.13\.3\.9, \d{4}-\d\d-\d\d; "
+    assert re.search(f"{line}not verified yet\n", listed())
+    assert build(capsys, *BUILD)[0] == 0 and re.search(f"{line}verified on cuda:0 Orin\n", listed())
+    machine.set_faults(nan_inputs=[1, 2])
+    assert build(capsys, *BUILD, "--force")[0] == 1 and re.search(f"{line}FAILED on cuda:0 Orin\n", listed())
+    assert command("models", "list", "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["engines"]
+    assert (told["name"], told["typing"], told["failed"]) == ("small", "strong", ["cuda:0 Orin"])
+    cut()
+    assert "small.fp16.orin.engine: " in listed() and "cut short" in listed()
 
 
 def test_where_it_is_written(capsys, machine, tmp_path):

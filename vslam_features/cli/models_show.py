@@ -24,8 +24,9 @@ def list_models(args) -> int:
 
     catalogue, default = load_catalogue(), default_models()
     rows = [_state(entry, name in default) for name, entry in catalogue.items()]
+    engines = _engines()
     if args.json:
-        print(json.dumps({"cache": str(cache_root()), "models": rows}))
+        print(json.dumps({"cache": str(cache_root()), "models": rows, "engines": engines}))
         return 0
     print(f"{'name':<29} {'role':<9} {'licence':<13} {'weights':>8}  {'here':<12} verified on")
     for r in rows:
@@ -36,7 +37,41 @@ def list_models(args) -> int:
     exported = ", ".join(r["name"] for r in rows if r["weights_mb"] is None)
     hint = f"{exported}: from weights that you download, by 'vslam-features models export'; " if exported else ""
     print(f"* of the default configuration; {hint}files are in {cache_root()}")
+    if engines:
+        print("\nTensorRT engines, which run on the GPU, driver and version that they were built for:")
+    for e in engines:
+        print(f"  {e['file']}: {e['error'] or _made_for(e)}")
     return 0
+
+
+def _engines() -> list[dict]:
+    """The engines of the cache: what they are for, and what the gate found; or what is wrong with the file."""
+    from ..artifacts.cache import cache_folder
+    from ..artifacts.records import records_of
+    from ..artifacts.store import content_sha256
+    from ..runtimes.engine_file import SUFFIX, read_header
+
+    found = []
+    for path in sorted(cache_folder("engines").glob(f"*{SUFFIX}")):
+        try:
+            header, records = read_header(path), records_of(content_sha256(path))
+        except ModelError as error:
+            found.append({"file": path.name, "error": str(error)})
+            continue
+        facts = {n: getattr(header.facts, n) for n in ("precision", "typing", "gpu", "driver", "tensorrt", "time")}
+        outcome = {
+            "verified": sorted({r.device for r in records if r.passed}),
+            "failed": sorted({r.device for r in records if not r.passed}),
+        }
+        found.append({"file": path.name, "error": "", "name": header.name, **facts, **outcome})
+    return found
+
+
+def _made_for(engine: dict) -> str:
+    text = f"{engine['gpu']}, driver {engine['driver']}, TensorRT {engine['tensorrt']}, {engine['time'][:10]}"
+    if engine["failed"]:
+        return f"{text}; FAILED on {', '.join(engine['failed'])}"
+    return f"{text}; {'verified on ' + ', '.join(engine['verified']) if engine['verified'] else 'not verified yet'}"
 
 
 def _state(entry, default: bool) -> dict:
