@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, RuntimeMissingError
 
 
-def dry_run(args, config: Config) -> int:
+def dry_run(args, names: list[str], config: Config) -> int:
     """Print plans and commands, and build nothing. Raises the package's errors."""
     from ..artifacts.engine_source import order_engine
     from ..artifacts.engine_store import engine_state
@@ -21,7 +23,7 @@ def dry_run(args, config: Config) -> int:
     from ..graph import model_file
 
     able, gpu = _assumed(args, config)
-    for name in args.names:
+    for name in names:
         order = order_engine(name, config.runtime.precision, config.runtime.options, able, gpu)
         target = args.out or order.path
         state = engine_state(target, order.wish)
@@ -61,15 +63,26 @@ def _assumed(args, config: Config):
             raise ConfigError(f"--assume-version {args.assume_version}: expected 10.0 or newer, e.g. 10.3 or 11.4")
         able = trt_library.Capabilities.assumed(args.assume_version)
     else:
-        able = trt_library.load().capabilities
+        with _or("--assume-version 10.3"):
+            able = trt_library.load().capabilities
     if not args.assume_gpu:
-        return able, cuda.load().device(device_index(config.runtime.device))
+        with _or("--assume-gpu 'Orin 8.7'"):
+            return able, cuda.load().device(device_index(config.runtime.device))
     name, _, capability = args.assume_gpu.rpartition(" ")
     if not name.strip() or len(trt_library.version_numbers(capability)) != 2:
         raise ConfigError(
             f"--assume-gpu '{args.assume_gpu}': expected its name and compute capability, e.g. 'Orin 8.7'"
         )
     return able, cuda.Gpu(device_index(config.runtime.device), name.strip(), capability, "assumed", "assumed", 0)
+
+
+@contextmanager
+def _or(option: str) -> Iterator[None]:
+    """Whoever asks at a desk for a plan has nothing to install."""
+    try:
+        yield
+    except RuntimeMissingError as error:
+        raise RuntimeMissingError(f"{error}; or tell what the robot has, as by {option}") from error
 
 
 def _keep(prepared: Path, target: Path) -> None:
