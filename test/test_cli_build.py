@@ -24,7 +24,7 @@ from vslam_features.artifacts.cache import locked  # noqa: E402
 from vslam_features.artifacts.card import read_card  # noqa: E402
 from vslam_features.artifacts.records import records_of  # noqa: E402
 from vslam_features.artifacts.store import content_sha256, model_path  # noqa: E402
-from vslam_features.cli import model_build_progress  # noqa: E402
+from vslam_features.cli import model_build_progress, models_show  # noqa: E402
 from vslam_features.cli.model_build_progress import BuildProgress  # noqa: E402
 from vslam_features.engines import make  # noqa: E402
 from vslam_features.errors import CacheError  # noqa: E402
@@ -76,8 +76,8 @@ def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "args, text",
     [
-        (("--dry-run",), "tensorrt cannot be imported"),
-        (("--dry-run", "--assume-version", "10.3"), "no GPU|cannot be imported"),
+        (("--dry-run",), "tensorrt cannot be imported.* --assume-version 10.3"),
+        (("--dry-run", "--assume-version", "10.3"), "(no GPU|cannot be imported).* --assume-gpu"),
         ((*ASSUMED[:3], "--assume-gpu", "Orin"), "expected its name and compute capability"),
         (("--dry-run", "--assume-version", "8.6", *ASSUMED[3:]), "expected 10.0 or newer"),
         (ASSUMED[1:], "are for --dry-run"),
@@ -306,6 +306,12 @@ def test_a_failure_of_one_leaves_the_others(capsys, machine):
     code = command("models", "build", "nonsense", "small", "--runtime", "tensorrt", *BUILD, "--no-verify")
     out, err = capsys.readouterr()
     assert code != 0 and "nonsense" in err and engine().is_file()
+
+
+def test_a_set_of_models_by_its_name(capsys, monkeypatch, machine):
+    monkeypatch.setattr(models_show, "default_models", lambda: ["small"])
+    code, out, err = build(capsys, *BUILD, "--dry-run", model="default")
+    assert code == 0 and f"{engine()} would be built" in out, err
 
 
 def test_two_builds_wait_for_each_other(capsys, machine):

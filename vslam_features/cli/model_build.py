@@ -73,24 +73,24 @@ def configured(args) -> Config:
     return config.with_values(**{name: value for name, value in values.items() if value})
 
 
-def run(args) -> int:
-    """Build each engine that is not up to date, and compare it. Raises the package's errors."""
+def run(args, names: list[str]) -> int:
+    """Build the engine of each model that is not up to date, and compare it. Raises the package's errors."""
     config = configured(args)
-    if len(args.names) > 1 and (args.out or args.save_onnx):
-        raise ConfigError(f"--out and --save-onnx are for one model, got {len(args.names)}: name one")
+    if len(names) > 1 and (args.out or args.save_onnx):
+        raise ConfigError(f"--out and --save-onnx are for one model, got {len(names)}: name one")
     if args.out and args.out.suffix != ".engine":
         raise ConfigError(f"--out {args.out}: expected a name that ends in .engine")
     if not args.dry_run and (args.assume_version or args.assume_gpu or args.save_onnx):
         raise ConfigError("--assume-version, --assume-gpu and --save-onnx are for --dry-run")
     if args.dry_run:
         _require_libraries()
-        return model_build_plan.dry_run(args, config)
+        return model_build_plan.dry_run(args, names, config)
     failed = 0
-    for name in args.names:
+    for name in names:
         try:
             failed += _build(args, name, config)
         except (ModelError, ConfigError) as error:  # the others may still be built
-            if len(args.names) == 1:
+            if len(names) == 1:
                 raise
             print(f"error: {name}: {error}", file=sys.stderr)
             failed += 1

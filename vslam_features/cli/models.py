@@ -93,15 +93,21 @@ def run(args) -> int:
 
 def _chosen(names: list[str]) -> list:
     """Registry entries of names and sets of names, in order, each once."""
-    from ..artifacts.catalogue import find_entry, load_catalogue
+    from ..artifacts.catalogue import find_entry
+
+    return [find_entry(name) for name in _names(names)]
+
+
+def _names(names: list[str]) -> list[str]:
+    """The same as names, and paths as they are."""
+    from ..artifacts.catalogue import load_catalogue
 
     catalogue = load_catalogue()
     sets = {"default": models_show.default_models(), "all": [n for n, e in catalogue.items() if not e.export]}
     if "all" in names:
         for entry in (e for n, e in catalogue.items() if e.export and n not in names):
             print(f"{entry.name}: not among 'all', its weights are not fetched: {entry.how_to_get()}", file=sys.stderr)
-    wanted = [n for name in names for n in sets.get(name, [name])]
-    return [find_entry(name) for name in dict.fromkeys(wanted)]
+    return list(dict.fromkeys(n for name in names for n in sets.get(name, [name])))
 
 
 def _fetch(args) -> int:
@@ -126,7 +132,7 @@ def _build(args) -> int:
     from ..artifacts.sources import fetch_weights
 
     if args.runtime:
-        return model_build.run(args)
+        return model_build.run(args, _names(args.names))
     model_build.require_no_engine_options(args)
     precisions = dict.fromkeys(("fp32", args.precision or "fp32"))  # as of fetch
     made = [_make(e, fetch_weights(e, offline=True), p, True) for e in _chosen(args.names) for p in precisions]
