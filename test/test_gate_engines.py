@@ -300,3 +300,14 @@ def test_pictures_grow_to_the_largest_and_so_do_keypoints():
     assert again.runs is shipped[0].runs
     np.testing.assert_array_equal(turned.runs[0]["image"], np.flip(shipped[0].runs[0]["image"], axis=-1))
     assert engine_cases(card, shipped, {"image": (1, 3, 32, 32)})[0].name == again.name
+
+
+def test_the_largest_sizes_are_those_of_the_layout_of_the_file():
+    """Profiles are of the file's tensors, cases of ours: 3 channels are no width, 4 rows no channels."""
+    card = ModelCard("features", "mine", "CC0-1.0", layouts={"image": "hwc"})
+    case = engine_cases(card, shipped_cases(card), {"image": (1, 480, 640, 3)})[0]
+    assert {run["image"].shape for run in case.runs} == {(1, 3, 480, 640)}
+    card = ModelCard("matcher", "mine", "CC0-1.0", layouts={"descriptors0": "hwc", "descriptors1": "hwc"})
+    pair = Case("a", (matching([(np.zeros((5, 2)), np.zeros((4, 2, 8), np.float32), (80, 60))] * 2),))
+    sizes = {"keypoints0": (9, 2), "keypoints1": (9, 2), "descriptors0": (4, 16, 4), "descriptors1": (4, 16, 4)}
+    assert engine_cases(card, [pair], sizes)[0].runs[0]["descriptors0"].shape == (4, 2, 8)

@@ -47,7 +47,8 @@ def engine_cases(card: ModelCard, shipped: Sequence[Case], largest: Mapping[str,
     """
     if not shipped:
         return []
-    case = _matching(shipped, largest) if card.role == "matcher" else _pictures(shipped[0], largest)
+    kind = _matching if card.role == "matcher" else _pictures
+    case = kind(shipped, largest, card)
     first = shipped[0]
     turned = [Case(f"{c.name} turned", tuple(map(_turned, c.runs))) for c in (first, shipped[-1])]
     again = [replace(first, name=f"{first.name} again"), turned[0], replace(first, name=f"{first.name} once more")]
@@ -62,7 +63,7 @@ def _turned(inputs: Tensors) -> Tensors:
     return {**inputs, **{n: np.roll(inputs[n], 1, axis=0) for n in rows}}
 
 
-def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> Case | None:
+def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]], card: ModelCard) -> Case | None:
     """Features of all pairs as those of one, at most so many as the engine takes; of maps more points on one pair."""
     most = [max(largest.get(f"keypoints{i}", (0,))) for i in (0, 1)]
     pairs = [case.runs[0] for case in shipped]
@@ -71,7 +72,9 @@ def _matching(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]]) -> 
     most[1] = int(most[1] * _FEWER)
     dense = pairs[0]["descriptors0"].ndim == 3
     if dense:
-        sides = [_points(pairs[0], i, m, largest.get(f"descriptors{i}", ())) for i, m in enumerate(most)]
+        names = [f"descriptors{i}" for i in (0, 1)]
+        maps = [() if card.layouts.get(n, "chw") != "chw" else largest.get(n, ()) for n in names]
+        sides = [_points(pairs[0], i, m, maps[i]) for i, m in enumerate(most)]
     else:
         sides = [_rows(pairs, i, m) for i, m in enumerate(most)]
     # What a pair has besides, such as where it may stop, goes for all of them.
@@ -95,20 +98,21 @@ def _points(pair: Tensors, side: int, most: int, largest: Sequence[int]):
     """Points all over the picture of a pair, and its map, enlarged where the engine takes larger ones."""
     size, values = pair[f"image_size{side}"], pair[f"descriptors{side}"]
     points = np.random.default_rng([70, side]).uniform(0, size - 1, (most, 2))
-    if len(largest) > 2 and largest[-3] == len(values):  # in our layout
+    if len(largest) > 2 and largest[-3] == len(values):
         height, width = (max(n, min(m, _CELLS)) for n, m in zip(values.shape[1:], largest[-2:]))
         values = np.stack([cv2.resize(v, (width, height), interpolation=cv2.INTER_LINEAR) for v in values])
     return points, values, size
 
 
-def _pictures(case: Case, largest: Mapping[str, Sequence[int]]) -> Case | None:
-    """The pictures of a pair, enlarged."""
-    image, runs = largest.get("image"), []
+def _pictures(shipped: Sequence[Case], largest: Mapping[str, Sequence[int]], card: ModelCard) -> Case | None:
+    """The pictures of the first pair, enlarged."""
+    case = shipped[0]
+    image, runs = largest.get("image", ()), []
+    most = tuple(image[-3:-1] if card.layouts.get("image") == "hwc" else image[-2:])
     for inputs in case.runs:
         height, width = inputs["image"].shape[-2:]
-        if image is not None and (image[-2] > height or image[-1] > width):
-            planes = inputs["image"][0]
-            big = [cv2.resize(p, (image[-1], image[-2]), interpolation=cv2.INTER_LINEAR) for p in planes]
+        if len(image) > 2 and (most[0] > height or most[1] > width):
+            big = [cv2.resize(p, most[::-1], interpolation=cv2.INTER_LINEAR) for p in inputs["image"][0]]
             inputs = {**inputs, "image": np.stack(big)[None].astype(np.float32)}
         if "max_keypoints" in inputs and max(largest.get("max_keypoints", (0,))) > inputs["max_keypoints"].max():
             inputs = {**inputs, "max_keypoints": np.array([max(largest["max_keypoints"])], np.int64)}
