@@ -120,7 +120,7 @@ def test_the_shipped_profile_gives_64_mb(monkeypatch):
 
 def test_no_profile(monkeypatch):
     state, text, fix = only(doctor_profile.check_profile(""))
-    assert state == "WARN" and "no profile" in text and "export FASTDDS_DEFAULT_PROFILES_FILE=" in fix
+    assert state == "WARN" and "no profile" in text and f"export FASTDDS_DEFAULT_PROFILES_FILE={SHIPPED} " in fix
     monkeypatch.setenv("ROS_DISTRO", "humble")
     assert "export FASTRTPS_DEFAULT_PROFILES_FILE=" in only(doctor_profile.check_profile(""))[2]
 

@@ -38,7 +38,7 @@ def check_profile(rmw: str) -> Iterator[Check]:
         yield Check(OK, "fast dds", f"not in use ({rmw})")
         return
     variable, path = profile_variable(), _profile()
-    shipped = "<share>/vslam_features/config/fastdds.xml"
+    shipped = _shipped()
     if path is None:
         text = (
             f"no profile: with {DEFAULT_SEGMENT >> 10} KB of shared memory images over 0.5 MB are slow and may be lost"
@@ -57,6 +57,13 @@ def check_profile(rmw: str) -> Iterator[Check]:
         text = f"{segment / 2**20:.1f} MB of shared memory a participant, by {path}"
         fix = "" if segment >= _ENOUGH else f"raise segment_size to 67108864, or set {variable} to {shipped}"
         yield Check(WARN if fix else OK, "fast dds", text, fix)
+
+
+def _shipped() -> str:
+    try:
+        return str(share_path("config/fastdds.xml"))
+    except ConfigError:  # an installation without its files, which other lines tell
+        return "<share>/vslam_features/config/fastdds.xml"
 
 
 def _profile() -> Path | None:
