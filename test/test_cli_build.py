@@ -83,6 +83,7 @@ def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
         (ASSUMED[1:], "are for --dry-run"),
         ((*ASSUMED, "--typing", "weak", "--precision", "fp32", "--save-onnx", "x.onnx"), "nothing is patched"),
         (("--out", "x.plan"), "ends in .engine"),
+        (("--set", "runtime.name=onnxruntime"), "contradicts --runtime tensorrt"),
         ((*ASSUMED, "--set", "runtime.options.shapes=nonsense"), "shapes"),
         ((*ASSUMED, "--set", "runtime.options.nonsense=1"), "nonsense"),
     ],
@@ -293,6 +294,19 @@ def test_where_it_is_written(capsys, machine, tmp_path):
     assert code == 0, err
     assert target.is_file() and not engine().is_file() and "the engine equals its reference" in out
     assert f"{target} is up to date" in build(capsys, *BUILD, "--out", target)[1]
+
+
+def test_a_folder_in_its_place_is_told_before_the_build(capsys, machine, tmp_path):
+    (target := tmp_path / "folder.engine").mkdir()
+    code, _, err = build(capsys, *BUILD, "--out", target)
+    assert code != 0 and "is a folder" in err and "building the engine of" not in err
+
+
+def test_a_record_that_cannot_be_kept_is_not_said_to_be(capsys, machine):
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    engine().parents[1].joinpath("records").write_text("in the way")
+    assert command("models", "verify", str(engine())) == 0
+    assert "record: not kept: the cache cannot be written to" in capsys.readouterr().out
 
 
 def test_a_file_by_its_path(capsys, machine, tmp_path):

@@ -137,6 +137,8 @@ class Models:
         if record.objects and report.passed:
             text = f"failed on {record.time[:10]} with {record.saved} saved pairs: {record.reasons[0]}"
             return replace(report, record="stays as it was", objection=text)
+        if records.find(file.sha256, file.card, session.active, report.precision) != record:
+            return replace(report, record="not kept: the cache cannot be written to")
         return replace(report, record=f"kept for {session.active.device}")
 
     def health(self) -> list[Health]:

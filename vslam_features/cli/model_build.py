@@ -67,6 +67,8 @@ def configured(args) -> Config:
     """The configuration that the options ask for, with the runtime ``tensorrt``. Raises ConfigError."""
     args.set = [f"runtime.name={args.runtime}", *args.set]  # what follows may set its options
     config, _ = load_config(args)
+    if config.runtime.name != args.runtime:
+        raise ConfigError(f"--set runtime.name={config.runtime.name}: contradicts --runtime {args.runtime}")
     values = {"runtime__precision": args.precision, "runtime__options__typing": args.typing}
     if config.runtime.device == "cpu":  # the default of other runtimes
         values["runtime__device"] = "cuda"
@@ -122,6 +124,8 @@ def _build(args, name: str, config: Config) -> int:
     options = config.runtime.options
     order = order_engine(name, config.runtime.precision, options, library.capabilities, gpu)
     target = args.out or order.path
+    if target.is_dir():
+        raise ConfigError(f"{target}: is a folder, where the engine of {name} is to be written; name a file")
 
     def reasons() -> str:
         told = "; ".join(engine_state(target, order.wish).reasons)
