@@ -103,7 +103,7 @@ def test_what_is_asked_for(machine, version, typing, builder):
     assert (facts.built_from_sha256 == facts.source_sha256) == weak, "without a patch it is the very file"
     card = read_card(path)
     assert card.precision == "bf16" and len(card.patches) == 1 and card.name == "small"
-    assert engine_state(path, order.wish).fits
+    assert engine_state(path, order.wish, order.source.card).fits
     assert not {name: n for name, n in machine.live().items() if n}
 
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from model_helpers import clear_environment, command, own_cache  # noqa: E402, F
 
 from vslam_features.artifacts import cache as artifacts_cache  # noqa: E402
 from vslam_features.artifacts.cache import locked  # noqa: E402
-from vslam_features.artifacts.card import read_card  # noqa: E402
+from vslam_features.artifacts.card import read_card, sidecar_path  # noqa: E402
 from vslam_features.artifacts.records import records_of  # noqa: E402
 from vslam_features.artifacts.store import content_sha256, model_path  # noqa: E402
 from vslam_features.cli import model_build_progress, models_show  # noqa: E402
@@ -152,6 +153,13 @@ def flip():
     engine().write_bytes(bytes(content))
 
 
+def card_beside():
+    """The user has found out how this file takes keypoints."""
+    path = model_path("small", "fp16")
+    fields = replace(read_card(path), keypoints="corner_pixels", schema=3).to_dict()
+    sidecar_path(path).write_text(json.dumps(fields))
+
+
 STALE = {
     "driver": (lambda m: m.use(gpu="Orin;8.7;580.1.0"), "driver 13.0, was 12.6"),
     "version": (lambda m: m.use(tensorrt="10.3.0"), r"TensorRT 10\.3\.0, was 10\.13"),
@@ -161,6 +169,7 @@ STALE = {
         lambda m: changed_header(patches={"cumsum": 0, "bf16-attention": 1}), "patch cumsum 1, was 0"
     ),
     "no patch": (lambda m: changed_header(patches={}), "patch bf16-attention 1, was none; patch cumsum 1, was none"),
+    "card": (lambda m: card_beside(), "'keypoints' of the card has changed"),
     "another program": (lambda m: changed_header(), "built by another version of vslam_features"),
     "truncated": (lambda m: cut(), "damaged: .*cut short"),
     "a bit": (lambda m: flip(), "damaged: .*bytes of engine changed"),

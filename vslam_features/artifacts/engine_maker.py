@@ -54,7 +54,7 @@ def ensure_engine(model: str, runtime: RuntimeConfig, progress: Callable[[str], 
         return kept
     order = order_engine(model, runtime.precision, runtime.options, *machine)
     path, name = order.path, order.source.card.name
-    if (state := engine_state(path, order.wish)).fits:
+    if (state := engine_state(path, order.wish, order.source.card)).fits:
         return path
     reasons = "; ".join(state.reasons)
     words = build_words(model, runtime)
@@ -64,7 +64,7 @@ def ensure_engine(model: str, runtime: RuntimeConfig, progress: Callable[[str], 
         raise ModelFileError(text) if state.there else ModelMissingError(text)
     progress(f"{name}: building its TensorRT engine, which takes minutes ({reasons})")
     code, last = _run([*words, "--no-verify"], progress)
-    state = engine_state(path, order.wish)
+    state = engine_state(path, order.wish, order.source.card)
     if code or not state.fits:
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         told = " | ".join(last) or "it said nothing"

@@ -88,7 +88,7 @@ def _engine(model: str, config: Config, gpu, library) -> dict:
         if kept := kept_engine(model, r.precision, r.options, library.capabilities, gpu):
             return {"source": str(kept), "path": str(kept), "there": True, "reasons": []}
         order = order_engine(model, r.precision, r.options, library.capabilities, gpu)
-        state = engine_state(order.path, order.wish)
+        state = engine_state(order.path, order.wish, order.source.card)
     except VslamFeaturesError as error:
         return {"error": str(error)}
     return {

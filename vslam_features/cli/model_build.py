@@ -128,7 +128,7 @@ def _build(args, name: str, config: Config) -> int:
         raise ConfigError(f"{target}: is a folder, where the engine of {name} is to be written; name a file")
 
     def reasons() -> str:
-        told = "; ".join(engine_state(target, order.wish).reasons)
+        told = "; ".join(engine_state(target, order.wish, order.source.card).reasons)
         return told or ("--force" if args.force else _unloadable(target, library, device, gpu))
 
     seen, why = _stamp(target), reasons()

@@ -26,7 +26,7 @@ def dry_run(args, names: list[str], config: Config) -> int:
     for name in names:
         order = order_engine(name, config.runtime.precision, config.runtime.options, able, gpu)
         target = args.out or order.path
-        state = engine_state(target, order.wish)
+        state = engine_state(target, order.wish, order.source.card)
         with tempfile.TemporaryDirectory(prefix="vslam-features-engine-") as folder:
             prepared, plan = planned(order, able, Path(folder))
             patched = prepared.path.parent == Path(folder)
