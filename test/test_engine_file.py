@@ -185,6 +185,9 @@ def test_a_field_of_another_type_is_refused_and_named(one_file, name, value):
         ({"profiles": {"image": [[1], [3], [2]]}}, "profiles of 'image': got"),
         ({"profiles": {"image": [[1], [1], [1 << 31]]}}, "profiles of 'image': got"),
         ({"options": {"a": [1]}}, "options: got"),
+        ({"precision": "fp61"}, "precision: got 'fp61'"),
+        ({"typing": ""}, "typing: got ''"),
+        ({"layer_precisions": {"/core/MatMul": "bf17"}}, "layer_precisions has a type that is none"),
         ({"has_if": 0}, "has_if: got 0"),
         ({"gpu": None}, "gpu: got None"),
     ],
@@ -219,6 +222,8 @@ def test_what_is_no_engine_of_ours_is_called_by_its_name(place, content, said):
 def test_a_missing_file_and_a_header_beyond_its_limit(tmp_path):
     with pytest.raises(ModelFileError, match="cannot be read"):
         read_header(tmp_path / "none.engine")
+    with pytest.raises(ModelFileError, match="the card of tiny has a number that is not finite"):
+        written(card={**CARD.to_dict(), "mean": [float("nan")]})
     many = {f"layer {i}": "bf16" for i in range(60_000)}
     with pytest.raises(ModelFileError, match="limited to 1048576 bytes"):
         written(dataclasses.replace(FACTS, layer_precisions=many))
