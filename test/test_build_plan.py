@@ -149,6 +149,11 @@ def test_eleven_needs_the_half_file_of_a_registered_model(tmp_path):
     assert order("lighterglue", precision="fp16", version="10.3").source.typing == "weak"
 
 
+def test_where_neither_file_is_here_the_one_that_was_asked_for_is_named(tmp_path):
+    with pytest.raises(ModelMissingError, match="fetch lighterglue --precision fp16"):
+        order("lighterglue", precision="fp16", version="10.3")
+
+
 def test_a_path_is_taken_as_it_is(tmp_path):
     half = saved(graph("fp16"), tmp_path / "half.onnx", replace(CARD, precision="fp16"))
     single = saved(graph(), tmp_path / "single.onnx", CARD)

@@ -152,7 +152,10 @@ def _typing(
             raise type(error)(
                 f"{error}; TensorRT {able.version} builds strongly typed engines only, for which the file must be there"
             ) from error
-        _onnx(model, "fp32")
+        try:
+            _onnx(model, "fp32")
+        except ModelMissingError:
+            raise error from None  # neither is here: the one that was asked for is to be fetched, which brings both
         return "weak", f"weakly typed, from the fp32 file: there is no {precision} file ({error})"
     if able.weakly_typed and (had := read_card(path).precision) not in HALF:
         return "weak", f"weakly typed: {path.name} is {had}, and {precision} is asked for"
