@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -270,22 +271,28 @@ def test_the_child_ends_with_its_caller(machine, monkeypatch, tmp_path):
         os.kill(pids[0], 0)
 
 
-def test_a_child_that_is_interrupted_can_end_what_it_started(machine, monkeypatch, tmp_path):
-    """trtexec would go on for minutes, and keep the memory of the GPU."""
-    script, told = tmp_path / "long.py", tmp_path / "told"
-    script.write_text(
-        "import time\ntry:\n    print('1', flush=True)\n    time.sleep(600)\n"
-        f"finally:\n    open({str(told)!r}, 'w').close()\n"
-    )
-    monkeypatch.setattr(engine_maker, "_CHILD", script)
+def test_an_interrupted_builder_ends_what_it_started(machine, monkeypatch, tmp_path):
+    """trtexec would go on for minutes, and keep the memory of the GPU; also of a node that runs in the background."""
+    (folder := tmp_path / "bin").mkdir()
+    (folder / "trtexec").write_text("#!/bin/sh\necho pid $$\nexec sleep 600\n")
+    (folder / "trtexec").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    pids = []
 
     def interrupt(line):
-        if line == "1":
+        if "pid " in line:
+            pids.append(int(line.split()[-1]))
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        ensure_engine("small", config().runtime, interrupt)
-    assert told.exists()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ensure_engine("small", config(builder="trtexec").runtime, interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    assert not engine().exists()
 
 
 def test_an_engine_that_computes_something_else_is_refused(machine, in_process):

@@ -30,7 +30,11 @@ def main() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """SIGINT when the parent ends, also where that is killed and cannot tell us. Linux only."""
+    """SIGINT when the parent ends, also where that is killed and cannot tell us. Linux only.
+
+    What a shell starts in the background ignores SIGINT, and so would its children.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGINT))  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it has ended before
