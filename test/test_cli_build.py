@@ -189,6 +189,21 @@ def test_what_is_stale_is_rebuilt(capsys, machine, what):
     assert "is up to date" in build(capsys, *BUILD)[1]
 
 
+def test_weights_that_change_beside_their_file(capsys, machine):
+    """External data: the ONNX file itself stays as it is."""
+    path = model_path("small", "fp16")
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    assert build(capsys, *BUILD, "--no-verify")[0] == 0
+    assert "is up to date" in build(capsys, *BUILD, "--no-verify")[1]
+    weights, before = path.with_name("weights.bin"), content_sha256(path)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(bytes(content))
+    code, _, err = build(capsys, *BUILD, "--no-verify")
+    assert code == 0 and "building the engine of" in err and "the ONNX file has changed" in err
+    assert engine_file.read_header(engine()).facts.source_sha256 == content_sha256(path) != before
+
+
 def test_an_engine_that_tensorrt_does_not_take_is_rebuilt(capsys, machine):
     """Its header fits, as after an update of a library that keeps its version."""
     assert build(capsys, *BUILD, "--no-verify")[0] == 0
