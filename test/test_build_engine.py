@@ -74,19 +74,22 @@ def nothing_left(machine, target=None):
 @pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("typing", ["strong", "weak"])
-def test_what_is_asked_for(machine, version, typing, builder):
+@pytest.mark.parametrize("attention, core_type", [("bf16", "bf16"), ("auto", "fp32")])
+def test_what_is_asked_for(machine, version, typing, builder, attention, core_type):
     machine.use(tensorrt=version)
     eleven = version.startswith("11")
     if eleven and typing == "weak":
         with pytest.raises(ConfigError, match="11.4.0.106 builds strongly typed engines only"):
             make(typing=typing, builder=builder)
         return
-    order, path, got = make(typing=typing, builder=builder, workspace_mb=512, optimisation_level=2)
+    options = {"attention": attention, "workspace_mb": 512, "optimisation_level": 2}
+    order, path, got = make(typing=typing, builder=builder, **options)
     facts = engine_file.read_header(path).facts
     weak = typing == "weak"
     assert got["version"] == version and got["strongly_typed"] == (not weak)
     # TF32 is set by default: that it is not there proves that it was cleared.
-    assert set(got["flags"]) == ({"FP16", "BF16", "OBEY_PRECISION_CONSTRAINTS"} if weak else set())
+    bf16 = {"BF16"} if core_type == "bf16" else set()
+    assert set(got["flags"]) == ({"FP16", "OBEY_PRECISION_CONSTRAINTS"} | bf16 if weak else set())
     assert (got["optimization_level"], got["workspace"]) == (2, 512 << 20)
     (profile,) = got["profiles"]
     wanted = {f"{name}{i}": [[n, width] for n in (1, 256, 600)]
@@ -94,7 +97,7 @@ def test_what_is_asked_for(machine, version, typing, builder):
     assert {n: [list(s) for s in shapes] for n, shapes in profile["shapes"].items()} == wanted == facts.profiles
     nodes = attention_nodes(order.source.path)
     assert len(nodes) == 24 and (nodes <= set(got["layer_precisions"])) == weak
-    assert set(got["layer_precisions"].values()) == ({"BF16"} if weak else set())
+    assert set(got["layer_precisions"].values()) == ({"BF16" if bf16 else "FLOAT"} if weak else set())
     assert got["layer_precisions"].keys() == facts.layer_precisions.keys()
     # What the header says.
     assert (facts.typing, facts.precision, facts.has_if) == (typing, "fp16", False)
@@ -102,7 +105,9 @@ def test_what_is_asked_for(machine, version, typing, builder):
     assert facts.source_sha256 == content_sha256(model_path("small", "fp32" if weak else "fp16"))
     assert (facts.built_from_sha256 == facts.source_sha256) == weak, "without a patch it is the very file"
     card = read_card(path)
-    assert card.precision == "bf16" and len(card.patches) == 1 and card.name == "small"
+    assert card.precision == ("bf16" if bf16 else "fp16") and card.name == "small"
+    (patch,) = card.patches
+    assert patch.startswith(f"{core_type}-attention") and patch.endswith("by layer precisions") == weak
     assert engine_state(path, order.wish, order.source.card).fits
     assert not {name: n for name, n in machine.live().items() if n}
 

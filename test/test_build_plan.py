@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
 import graph_helpers  # noqa: E402
+from attention_graphs import plain  # noqa: E402
 from engine_helpers import CARD, CORES, ORIN, SHAPES, T4, able, attention_nodes, graph, order, place  # noqa: E402
 from model_helpers import own_cache  # noqa: E402, F401
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -39,6 +40,8 @@ def _models(own_cache):  # noqa: F811
 
 
 def plan_of(tmp_path, **wanted):
+    """Of half precision with attention in BF16, unless another type is asked for."""
+    wanted = {"attention": "bf16" if wanted.get("precision") == "fp16" else "auto", **wanted}
     version = wanted.get("version", "10.13.3")
     return planned(order(shapes=SHAPES, **wanted), able(version), tmp_path)
 
@@ -158,7 +161,7 @@ def test_a_path_is_taken_as_it_is(tmp_path):
     half = saved(graph("fp16"), tmp_path / "half.onnx", replace(CARD, precision="fp16"))
     single = saved(graph(), tmp_path / "single.onnx", CARD)
     found = order(str(half), precision="fp32").source
-    assert (found.precision, found.typing, found.core_type) == ("fp16", "strong", "bf16")
+    assert (found.precision, found.typing, found.core_type) == ("fp16", "strong", "auto")
     found = order(str(single), precision="fp16").source
     assert (found.precision, found.typing) == ("fp16", "weak") and "single.onnx is fp32" in found.reasons[0]
     with pytest.raises(ConfigError, match="types of the file. Name the fp16 file$"):
@@ -170,14 +173,17 @@ def test_a_path_is_taken_as_it_is(tmp_path):
 
 
 def test_a_gpu_without_bf16(tmp_path):
-    prepared, plan = plan_of(tmp_path, precision="fp16", gpu=T4)
+    prepared, plan = plan_of(tmp_path, precision="fp16", gpu=T4, attention="auto", typing="weak")
     assert (plan.typing, plan.layer_type, plan.flags) == ("weak", "fp32", ("FP16", "OBEY_PRECISION_CONSTRAINTS"))
     assert attention_nodes(prepared.path) <= set(plan.layers) and prepared.card.precision == "fp16"
     assert prepared.card.patches == ("fp32-attention by layer precisions",)
     assert any("7.5 has no BF16" in reason for reason in plan.reasons)
-    for wanted in ({"version": "11.4"}, {"typing": "strong"}):
-        with pytest.raises(ConfigError, match="capability 7.5 has no BF16.*runtime.precision fp32.*as_is"):
-            order(precision="fp16", gpu=T4, **wanted)
+    for wanted in ({"version": "11.4"}, {"typing": "strong"}, {}):
+        prepared, plan = plan_of(tmp_path, precision="fp16", gpu=T4, attention="auto", **wanted)
+        assert plan.typing == "strong" and prepared.card.patches == ("fp32-attention",)
+        assert any("7.5 has no BF16" in reason for reason in plan.reasons)
+    with pytest.raises(ConfigError, match="capability 7.5 has no BF16: set it to auto or fp32"):
+        order(precision="fp16", gpu=T4, attention="bf16")
     assert order(precision="fp16", gpu=T4, version="11.4", attention="as_is").source.core_type == ""
     assert order(precision="fp32", gpu=T4, version="11.4").source.typing == "strong"
 
@@ -185,15 +191,17 @@ def test_a_gpu_without_bf16(tmp_path):
 @pytest.mark.parametrize(
     "options, patches, cores",
     [
-        ({}, {"cumsum", "bf16-attention"}, True),
+        ({}, {"cumsum", "attention"}, True),
         ({"attention": "as_is"}, {"cumsum"}, False),
         ({"patches": "none"}, set(), False),
         ({"precision": "fp32"}, {"cumsum"}, False),
-        ({"precision": "fp32", "attention": "bf16"}, {"cumsum", "bf16-attention"}, True),
+        ({"precision": "fp32", "attention": "bf16"}, {"cumsum", "attention"}, True),
+        ({"precision": "fp32", "attention": "fp32"}, {"cumsum"}, False),
     ],
 )
 def test_patches(tmp_path, options, patches, cores):
     wanted = {"precision": "fp16", **options}
+    wanted = {"attention": "bf16" if wanted["precision"] == "fp16" else "auto", **wanted}
     assert set(order(**wanted).wish.patches) == patches
     prepared, _ = plan_of(tmp_path, **wanted)
     assert [p for p in prepared.card.patches if p.startswith("bf16")] == ["bf16-attention centred"] * cores
@@ -207,7 +215,41 @@ def test_what_computes_in_bf16_already_is_left(tmp_path):
     path = saved(done, tmp_path / "done.onnx", replace(CARD, precision="bf16", patches=("bf16-attention",)))
     prepared, _ = plan_of(tmp_path, model=str(path))
     assert prepared.card.patches == ("bf16-attention",) and prepared.sha256 == content_sha256(prepared.path)
-    assert any(f"{CORES} cores are in BF16 already" in note for note in prepared.notes)
+    assert f"attention: none of {CORES} cores is in half precision" in prepared.notes
+    prepared, _ = plan_of(tmp_path, model=str(path), attention="bf16")
+    assert f"attention: {CORES} cores are in BF16 already" in prepared.notes
+
+
+def casts_of(path) -> set[int]:
+    return {n.attribute[0].i for n in onnx.load(path).graph.node if n.op_type == "Cast"}
+
+
+@pytest.mark.parametrize("version, typing", [("10.3", "strong"), ("10.3", "weak"), ("11.4", "strong")])
+def test_attention_over_keypoints_is_in_float32(tmp_path, version, typing):
+    prepared, plan = plan_of(tmp_path, precision="fp16", attention="auto", version=version, typing=typing)
+    assert prepared.card.precision == "fp16", "whose limits hold"
+    assert TensorProto.BFLOAT16 not in casts_of(prepared.path) and "BF16" not in plan.flags
+    if typing == "weak":
+        assert prepared.card.patches == ("fp32-attention by layer precisions",) and plan.layer_type == "fp32"
+        assert attention_nodes(prepared.path) <= set(plan.layers)
+    else:
+        assert prepared.card.patches == ("fp32-attention",) and not plan.layers
+        assert f"attention: {CORES} cores cast to float32" in prepared.notes
+        types = onnx.shape_inference.infer_shapes(onnx.load(prepared.path), strict_mode=True).graph.value_info
+        kinds = {v.name: v.type.tensor_type.elem_type for v in types}
+        nodes = {n.name: n for n in onnx.load(prepared.path).graph.node}
+        read = {i for name in attention_nodes(prepared.path) for i in nodes[name].input}
+        assert {kinds[name] for name in read} == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize(
+    "tokens, patch", [(2047, "fp32-attention"), (2048, "bf16-attention"), (4096, "bf16-attention")]
+)
+def test_attention_over_a_large_map_is_in_bf16(tmp_path, tokens, patch):
+    card = replace(ModelCard("global", "map", "CC0-1.0"), precision="fp16")
+    path = saved(plain(2, tokens=(tokens, tokens), width=8, kind="float16"), tmp_path / "map.onnx", card)
+    prepared, _ = planned(order(str(path)), able("11.4"), tmp_path)
+    assert [words.split()[0] for words in prepared.card.patches] == [patch]
 
 
 # -- what is refused before any build ------------------------------------------------------------
@@ -358,7 +400,7 @@ def test_the_engines_place_names_model_precision_and_gpu():
 
 
 def test_the_least_bf16_capability_is_ampere():
-    for capability, core in (("8.0", "bf16"), ("10.0", "bf16"), ("12.1", "bf16"), ("7.9", "fp32")):
+    for capability, core in (("8.0", "auto"), ("10.0", "auto"), ("12.1", "auto"), ("7.9", "fp32")):
         assert order(precision="fp16", gpu=replace(ORIN, capability=capability)).source.core_type == core
 
 

@@ -66,7 +66,7 @@ def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
     code, out, err = build(capsys, *BUILD, *ASSUMED)
     assert code == 0, err
     assert "TensorRT 10.3, fp16, strongly typed: STRONGLY_TYPED, no TF32" in out
-    assert "shapes of keypoints0: 1x2,256x2,600x2" in out and "8 cores cast to BF16" in out
+    assert "shapes of keypoints0: 1x2,256x2,600x2" in out and "8 cores cast to float32" in out
     assert f"{engine()} would be built" in out
     words = shlex.split(out.splitlines()[-1])
     assert words[0] == "trtexec" and {"--stronglyTyped", "--noTF32", "--skipInference"} <= set(words)
@@ -107,7 +107,7 @@ def test_the_command_that_is_printed_builds(capsys, monkeypatch, machine, tmp_pa
     with_trtexec(machine, monkeypatch)
     kept = tmp_path / "patched.onnx"
     code, out, _ = build(capsys, *BUILD, "--dry-run", "--save-onnx", kept)
-    assert code == 0 and read_card(kept).patches == ("bf16-attention centred",)
+    assert code == 0 and read_card(kept).patches == ("fp32-attention",)
     engine().parent.mkdir(parents=True)
     words = shlex.split(out.splitlines()[-1])
     done = subprocess.run(words, capture_output=True, text=True)
@@ -125,7 +125,7 @@ def test_the_second_call_does_nothing(capsys, machine):
     assert code == 0, err
     assert "building the engine of" in err and "there is none" in err and "the engine equals its reference" in out
     (record,) = records_of(content_sha256(engine()))
-    assert record.passed and record.runtime == "tensorrt" and record.precision == "bf16"
+    assert record.passed and record.runtime == "tensorrt" and record.precision == "fp16"
     before = engine().stat().st_mtime_ns
     machine.set_faults(build=True)  # none is asked for
     code, out, err = build(capsys, *BUILD)
@@ -166,9 +166,9 @@ STALE = {
     "GPU": (lambda m: m.use(gpu="Orin;8.9;540.4.0"), "compute capability 8.9, was 8.7"),
     "weights": (lambda m: place("fp32", "fp16", seed=4), "the ONNX file has changed"),
     "older patch": (
-        lambda m: changed_header(patches={"cumsum": 0, "bf16-attention": 1}), "patch cumsum 1, was 0"
+        lambda m: changed_header(patches={"cumsum": 0, "attention": 2}), "patch cumsum 1, was 0"
     ),
-    "no patch": (lambda m: changed_header(patches={}), "patch bf16-attention 1, was none; patch cumsum 1, was none"),
+    "no patch": (lambda m: changed_header(patches={}), "patch attention 2, was none; patch cumsum 1, was none"),
     "card": (lambda m: card_beside(), "'keypoints' of the card has changed"),
     "another program": (lambda m: changed_header(), "built by another version of vslam_features"),
     "truncated": (lambda m: cut(), "damaged: .*cut short"),

@@ -22,7 +22,7 @@ CHANGES = {
     "precision fp32, was fp16": {"precision": "fp32"},
     "typing weak, was strong": {"typing": "weak"},
     "patch cumsum 2, was 1": {"patches": {**PATCHES, "cumsum": 2}},
-    "patch cumsum none, was 1": {"patches": {"bf16-attention": PATCHES["bf16-attention"]}},
+    "patch cumsum none, was 1": {"patches": {"attention": PATCHES["attention"]}},
     "shapes of keypoints0 1x2 512x2 4096x2, was 1x2 512x2 2048x2": {
         "profiles": {"keypoints0": [[1, 2], [512, 2], [4096, 2]]}
     },

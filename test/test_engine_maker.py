@@ -77,7 +77,7 @@ def pair(m=40, n=50):
 def test_opening_builds_once(machine):
     model, said = opened()
     assert any("building its TensorRT engine, which takes minutes (there is none)" in line for line in said)
-    assert any("8 cores cast to BF16" in line for line in said), "the child's lines are passed on"
+    assert any("8 cores cast to float32" in line for line in said), "the child's lines are passed on"
     assert any("comparing with its reference on tensorrt 10.13.3.9" in line for line in said)
     assert model.model.path == engine() and model.model.linked
     answer = model.run(pair())
@@ -357,7 +357,7 @@ def test_the_reference_of_a_file_of_unknown_making_is_its_source(machine, in_pro
 
 CHANGES = {
     "typing": st.sampled_from(["auto", "strong", "weak"]),
-    "attention": st.sampled_from(["auto", "bf16", "as_is"]),
+    "attention": st.sampled_from(["auto", "bf16", "fp32", "as_is"]),
     "patches": st.sampled_from(["auto", "none"]),
     "builder": st.sampled_from(["auto", "api", "trtexec"]),
     "shapes": st.sampled_from(["", SHAPES, "image:1x1x480x640"]),
@@ -382,11 +382,15 @@ def test_the_child_is_told_all_that_matters(options, precision, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, version",
-    [("lighterglue", "10.13.3.9"), ("lighterglue-early-stop", "10.13.3.9"), ("lighterglue", "11.4.0.106")],
+    "name, version, attention",
+    [
+        ("lighterglue", "10.13.3.9", "auto"),
+        ("lighterglue-early-stop", "10.3.0", "auto"),
+        ("lighterglue", "11.4.0.106", "bf16"),
+    ],
 )
-def test_lighterglue_from_weights_to_matches(own_cache, fake_tensorrt, monkeypatch, name, version):  # noqa: F811
-    """Strongly typed fp16 with attention in BF16: built, compared on all pairs that ship, and run."""
+def test_lighterglue_from_weights_to_matches(own_cache, fake_tensorrt, monkeypatch, name, version, attention):  # noqa: F811
+    """Strongly typed fp16 with attention in another type: built, compared on all pairs that ship, and run."""
     clear_environment(monkeypatch)
     if not any((USERS_CACHE / "weights").glob("*lighterglue*")):
         pytest.skip(f"no weights of lighterglue in {USERS_CACHE}: run vslam-features models fetch lighterglue")
@@ -395,12 +399,17 @@ def test_lighterglue_from_weights_to_matches(own_cache, fake_tensorrt, monkeypat
     fake_tensorrt.use(tensorrt=version)
     said = []
     base = {"runtime.name": "tensorrt", "runtime.device": "cuda", "runtime.precision": "fp16", "runtime.threads": 1}
+    base["runtime.options.attention"] = attention
+    half, said_of, patch = {
+        "auto": ("fp16", "24 cores cast to float32", "fp32-attention"),
+        "bf16": ("bf16", "24 cores cast to BF16", "bf16-attention centred"),
+    }[attention]
     model = Models(Config.from_flat(base), said.append).open("matcher", name)
-    assert model.model.card.precision == "bf16" and "bf16-attention centred" in model.model.card.patches
-    assert model.model.linked and any("24 cores cast to BF16" in line for line in said)
+    assert model.model.card.precision == half and patch in model.model.card.patches
+    assert model.model.linked and any(said_of in line for line in said)
     facts = engine_file.read_header(model.model.path).facts
     assert (facts.typing, facts.tensorrt, facts.has_if) == ("strong", version, name != "lighterglue")
-    assert model.session.active.provider.split()[0] == "TensorRT" and "bf16" in model.session.active.provider.split()
+    assert model.session.active.provider.split()[0] == "TensorRT" and half in model.session.active.provider.split()
     exact = Models(Config.from_flat({"runtime.threads": 1})).open("matcher", name)
     for case in shipped_cases(model.model.card, 64)[:3]:
         got, wanted = (len(engine.run(case.runs[0]).outputs["matches0"]) for engine in (model, exact))

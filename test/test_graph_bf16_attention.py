@@ -16,7 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
 from vslam_features.errors import ConfigError, ModelFileError  # noqa: E402
-from vslam_features.graph.bf16_attention import attention_in_bf16  # noqa: E402
+from vslam_features.graph.bf16_attention import attention_in_bf16, attention_in_float32  # noqa: E402
 
 EPS = 2.0**-8  # largest relative rounding error of BF16: half a unit of the last of 8 bits, twice for comfort
 
@@ -253,3 +253,49 @@ def test_emulated_lightglue_is_within_the_error_of_bf16():
     assert (exact[0] == got[0]).mean() > 0.9 and (exact[0] >= 0).sum() > 5
     same = (exact[0] == got[0]) & (exact[0] >= 0)
     assert 0 < np.abs(exact[1] - got[1])[same].max() < 0.05
+
+
+# -- in float32 ------------------------------------------------------------------------------------
+
+
+def in_float32(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The copy, proved to be standard."""
+    made, count_of = attention_in_float32(ir.from_proto(model))
+    proto = ir.to_proto(made)
+    onnx.checker.check_model(proto, full_check=True)
+    return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True), count_of
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_all_of_a_core_is_in_float32_and_nothing_else(rank, between):
+    model, changed = in_float32(plain(rank, between, kind="float16"))
+    assert changed == 1
+    for node in model.graph.node:
+        found = {t for t in types_of(model, node.name) if t in (FLOAT, HALF, BF16)}
+        wanted = {FLOAT, HALF} if node.op_type == "Cast" else {HALF} if node.name == "t" else {FLOAT}
+        assert found == wanted, node.name
+    assert count(model, "Cast") == 4, "three values in, one out"
+    assert [o.name for o in model.graph.output] == ["y"]
+
+
+@pytest.mark.parametrize("between", ["nothing", "mask"])
+def test_float32_does_not_overflow_where_half_precision_does(between):
+    """Products beyond 65504, the largest number of half precision; float64 says what is right."""
+    model = plain(3, BETWEEN[between], tokens=(50, 70), width=64, kind="float16")
+    inputs = feed(model, size=60.0)
+    q, k, v = (inputs[n].astype(np.float64) for n in "qkv")
+    logits = q @ k.transpose(0, 2, 1)
+    assert np.abs(logits).max() > 65504, "infinite in half precision"
+    if between == "mask":
+        made = constants(model)
+        logits = logits * float(made["c"]) + made["m"].astype(np.float64)
+    got = run(in_float32(model)[0], inputs)[0]
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, softmax(logits) @ v, rtol=2e-3, atol=0.1)
+
+
+def test_cores_in_float32_or_bf16_stay():
+    for model in (plain(3), in_float32(plain(3, kind="float16"))[0], patched(plain(3, kind="float16"))[0]):
+        made, changed = in_float32(model)
+        assert changed == 0 and [n.op_type for n in made.graph.node] == [n.op_type for n in model.graph.node]

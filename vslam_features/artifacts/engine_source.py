@@ -21,7 +21,6 @@ from .profiles import profiles_of
 from .shapes import Profile
 from .store import SUFFIXES, content_sha256, locate
 
-TYPINGS = ("auto", "strong", "weak")
 HALF = ("fp16", "bf16")
 _BF16_CAPABILITY = (8, 0)  # Ampere; what is older has no BF16 (TensorRT support matrix)
 
@@ -30,7 +29,8 @@ _BF16_CAPABILITY = (8, 0)  # Ampere; what is older has no BF16 (TensorRT support
 class EngineSource:
     """``precision``: of the engine. ``typing``: strong or weak. ``reasons``: for the choice, in words.
 
-    ``core_type``: that cores of attention compute in, ``bf16`` or ``fp32``; empty: as the file says.
+    ``core_type``: that cores of attention compute in, ``bf16`` or ``fp32``; ``auto``: what suits their size; empty: as
+    the file says.
     """
 
     path: Path
@@ -61,7 +61,7 @@ def choose_source(
     if typing == "weak" and weak_only:
         raise ConfigError(f"runtime.options.typing: weak was asked for, and {weak_only}: set it to auto")
     if typing == "auto":
-        typing, why = _typing(model, precision, options, able, capability)
+        typing, why = _typing(model, precision, able)
         reasons.append(why)
     path = _onnx(model, "fp32" if typing == "weak" else precision)
     card = read_card(path)
@@ -77,9 +77,9 @@ def choose_source(
                 f"types of the file. Name the fp16 file{'' if weak_only else ', or set runtime.options.typing to weak'}"
             )
         precision = card.precision
-    core_type = _core_type(precision, typing, options, capability)
-    if core_type == "fp32":
-        reasons.append(f"compute capability {capability} has no BF16: cores of attention stay in fp32")
+    core_type = _core_type(precision, options, capability)
+    if core_type == "fp32" != options["attention"]:
+        reasons.append(f"compute capability {capability} has no BF16: cores of attention compute in fp32")
     return EngineSource(path, card, content_sha256(path), precision, typing, core_type, tuple(filter(None, reasons)))
 
 
@@ -125,7 +125,7 @@ def wish_of(
     """
     wanted = {
         "cumsum": options["patches"] == "auto",
-        "bf16-attention": bool(_core_type(precision, typing, options, gpu.capability)),
+        "attention": bool(_core_type(precision, options, gpu.capability)),
     }
     kept = ("attention", "optimisation_level", "workspace_mb")
     return EngineWish(
@@ -134,17 +134,11 @@ def wish_of(
     )  # fmt: skip
 
 
-def _typing(
-    model: str, precision: str, options: Mapping[str, object], able: Capabilities, capability: str
-) -> tuple[str, str]:
+def _typing(model: str, precision: str, able: Capabilities) -> tuple[str, str]:
     """``auto``: strong or weak, and why."""
     strong = "strongly typed: each layer computes in the type that the file gives it, whose accuracy is known"
     if precision not in HALF:
         return "strong", strong
-    if _old(capability) and _cores(precision, options):
-        if able.weakly_typed:
-            return "weak", f"weakly typed: compute capability {capability} has no BF16 for a strongly typed fp16 engine"
-        return "strong", strong  # refused, with the reason
     try:
         path = _onnx(model, precision)
     except (ModelMissingError, ConfigError) as error:  # ConfigError: its name is none of the registry
@@ -162,24 +156,16 @@ def _typing(
     return "strong", strong
 
 
-def _core_type(precision: str, typing: str, options: Mapping[str, object], capability: str) -> str:
-    if not _cores(precision, options):
+def _core_type(precision: str, options: Mapping[str, object], capability: str) -> str:
+    asked = options["attention"] if options["patches"] == "auto" else "as_is"
+    if asked == "as_is" or (precision not in HALF and asked != "bf16"):
         return ""
-    if not _old(capability):
-        return "bf16"
-    if typing == "weak":
-        return "fp32"
-    raise ConfigError(
-        f"compute capability {capability} has no BF16, in which the attention of a strongly typed {precision} engine "
-        "computes, for half precision may overflow: take runtime.precision fp32, or set runtime.options.attention to "
-        "as_is where the gate shows that this model does not overflow"
-    )
-
-
-def _cores(precision: str, options: Mapping[str, object]) -> bool:
-    """Whether cores of attention are to compute in another type than the rest."""
-    asked = options["attention"]
-    return options["patches"] == "auto" and (asked == "bf16" or (asked == "auto" and precision in HALF))
+    if asked == "bf16" and _old(capability):
+        raise ConfigError(
+            f"runtime.options.attention: bf16 was asked for, and compute capability {capability} has no BF16: set it "
+            "to auto or fp32"
+        )
+    return "fp32" if _old(capability) else str(asked)
 
 
 def _old(capability: str) -> bool:

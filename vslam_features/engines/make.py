@@ -20,8 +20,6 @@ from .plan import BuildPlan, make_plan
 from .prepare import Prepared, prepare
 from .timing_cache import timing_cache_path
 
-BUILDERS = ("auto", "api", "trtexec")
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -37,7 +35,7 @@ def planned(order: EngineOrder, able: Capabilities, folder: Path) -> tuple[Prepa
     prepared = prepare(order.source, order.wish, able, folder)
     # What is fixed has no profile: trtexec refuses shapes of a model without a dynamic one (NVIDIA/TensorRT#2043).
     profiles = {name: p for name, p in order.profiles.items() if p.values or p.min != p.max}
-    return prepared, make_plan(order.source, order.wish, profiles, prepared.layers, able)
+    return prepared, make_plan(order.source, order.wish, profiles, prepared.layers, prepared.core_type, able)
 
 
 def make(

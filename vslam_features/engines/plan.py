@@ -66,15 +66,16 @@ def make_plan(
     wish: EngineWish,
     profiles: Mapping[str, Profile],
     layers: tuple[str, ...],
+    core_type: str,
     able: Capabilities,
 ) -> BuildPlan:
-    """The plan for a source. ``layers``: nodes of its cores of attention, for a weakly typed engine."""
+    """The plan for a source. ``layers``: nodes of its cores of attention, for a weakly typed engine, and their type."""
     weak = source.typing == "weak"
     flags = []
     if weak:
         flags += ["FP16"] * (source.precision != "fp32")
         # Only where a layer is set to it: the flag lets TensorRT take it elsewhere, too.
-        flags += ["BF16"] * (bool(layers) and source.core_type == "bf16")
+        flags += ["BF16"] * (bool(layers) and core_type == "bf16")
         flags += ["OBEY_PRECISION_CONSTRAINTS"] * bool(layers)
     # 11 types all networks strongly; its flag of that name says nothing any more.
     network = () if weak or not able.weakly_typed else ("STRONGLY_TYPED",)
@@ -82,7 +83,7 @@ def make_plan(
     options = wish.options
     return BuildPlan(
         able.version, source.typing, source.precision, network, tuple(flags), _CLEARED,
-        source.core_type if weak and layers else "", layers if weak else (), dict(profiles),
+        core_type if weak and layers else "", layers if weak else (), dict(profiles),
         int(options["workspace_mb"]), int(options["optimisation_level"]), reasons,
     )  # fmt: skip
 

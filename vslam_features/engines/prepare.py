@@ -26,6 +26,7 @@ from ..graph.patching import Source
 from ..graph.rules import bodies
 from ..runtimes.trt_library import Capabilities, version_numbers
 
+_MANY_TOKENS = 2048  # whose products TensorRT fuses, so that logits of (heads, tokens, tokens) never lie in memory
 _MISCOMPUTES_CUMSUM = (10, 3)  # and older, on Jetson (tinynav, pull request 261)
 
 
@@ -37,6 +38,7 @@ class Prepared:
         path: of the file; the source itself, where nothing had to be changed. sha256: its ``content_sha256``.
         card: of the engine.
         layers: nodes of the cores of attention, in the order of the graph; empty for a strongly typed engine.
+        core_type: ``bf16`` or ``fp32``, that cores of attention were given; empty: none were.
         has_if: whether the graph branches.
         notes: what was done and what was not, in words.
     """
@@ -45,6 +47,7 @@ class Prepared:
     sha256: str
     card: ModelCard
     layers: tuple[str, ...]
+    core_type: str
     has_if: bool
     notes: tuple[str, ...]
 
@@ -66,23 +69,20 @@ def prepare(source: EngineSource, wish: EngineWish, able: Capabilities, folder: 
         model, text = _without_cumsum(model, source.path, able.version)
         notes.append(text)
         patches += [cumsum.PATCH] * text.startswith("CumSum: ")
-    changed, layers, precision = bool(patches or fixed), (), source.precision
-    if "bf16-attention" in wish.patches:
-        done = _attention(model, source)
-        model, layers, changed = done.model, done.layers, changed or done.changed
-        notes.append(done.note)
-        patches += [done.patch] if done.patch else []
-        if done.patch and source.core_type == "bf16":
-            precision = max(precision, "bf16", key=PRECISIONS.index)
+    done = _attention(model, source) if "attention" in wish.patches else _Attention(model, "")
+    notes.append(done.note)
+    patches += [done.patch] if done.patch else []
+    changed = bool(fixed or done.changed or cumsum.PATCH in patches)
+    precision = max(source.precision, "bf16", key=PRECISIONS.index) if done.core_type == "bf16" else source.precision
     card = replace(plain.card, precision=precision)
     for patch in patches:
         card = replace(plain, card=card).patched_card(patch)
     path, sha256 = source.path, source.sha256
     if changed:
         path = folder / f"{source.path.stem}.patched.onnx"
-        model_file.write(model, path)
+        model_file.write(done.model, path)
         sha256 = content_sha256(path)
-    return Prepared(path, sha256, card, layers, has_if, tuple(filter(None, notes)))
+    return Prepared(path, sha256, card, done.layers, done.core_type, has_if, tuple(filter(None, notes)))
 
 
 def _fix_axes(model: ir.Model, profiles: Mapping[str, list[list[int]]]) -> str:
@@ -146,11 +146,12 @@ def _without_cumsum(model: ir.Model, path: Path, version: str) -> tuple[ir.Model
 
 @dataclass(frozen=True)
 class _Attention:
-    """The graph, what is said, nodes that a weakly typed engine gives a type, whether it changed, and the patch."""
+    """The graph, what is said, nodes that a weakly typed engine gives a type, that type, what changed, the patch."""
 
     model: ir.Model
     note: str
     layers: tuple[str, ...] = ()
+    core_type: str = ""
     changed: bool = False
     patch: str = ""
 
@@ -160,16 +161,27 @@ def _attention(model: ir.Model, source: EngineSource) -> _Attention:
     if not cores:
         what = f"; Softmax that is none: {', '.join(list(others)[:4])}" if others else ""
         return _Attention(model, f"no core of attention: all of it computes as the file says{what}")
+    core_type = _core_type(cores) if source.core_type == "auto" else source.core_type
     if source.typing == "weak":
         layers, renamed = _named(model, cores)
-        patch = f"{source.core_type}-attention by layer precisions"
-        note = f"attention: {len(cores)} cores in {source.core_type} by layer precisions"
-        return _Attention(model, note, layers, renamed, patch)
+        note = f"attention: {len(cores)} cores in {core_type} by layer precisions"
+        return _Attention(model, note, layers, core_type, renamed, f"{core_type}-attention by layer precisions")
+    if core_type == "fp32":
+        model, count = bf16_attention.attention_in_float32(model)
+        if not count:
+            return _Attention(model, f"attention: none of {len(cores)} cores is in half precision")
+        note = f"attention: {count} cores cast to float32"
+        return _Attention(model, note, (), core_type, True, bf16_attention.PATCH_FLOAT)
     done = bf16_attention.attention_in_bf16(model, centre_keys=True)
     if not done.cores:
         return _Attention(model, f"attention: {done.done} cores are in BF16 already")
     note = f"attention: {len(done.cores)} cores cast to BF16, keys of {done.centred} centred"
-    return _Attention(done.model, note, (), True, done.patch)
+    return _Attention(done.model, note, (), core_type, True, done.patch)
+
+
+def _core_type(cores: list[Core]) -> str:
+    """Attention over a large map, as FlexGlue's, takes too long in float32; over keypoints BF16 loses matches."""
+    return "bf16" if any(isinstance(core.keys, int) and core.keys >= _MANY_TOKENS for core in cores) else "fp32"
 
 
 def _named(model: ir.Model, cores: list[Core]) -> tuple[tuple[str, ...], bool]:

@@ -1,8 +1,8 @@
-"""The cores of attention in BF16, for engines whose types are those of the graph.
+"""The cores of attention in BF16 or float32, for engines whose types are those of the graph.
 
 TensorRT fuses attention over 4096 tokens into one FP16 kernel that now and then overflows (tinynav, pull request 261).
-BF16 has the range of float32. TensorRT 10 can be told so a layer at a time; 11 builds strongly typed only: there the
-casts must be in the ONNX.
+BF16 has the range of float32, and float32 its digits too. TensorRT 10 can be told so a layer at a time; 11 builds
+strongly typed only: there the casts must be in the ONNX.
 
 A CPU has no such kernels in ONNX Runtime. The emulated twin computes the same nodes in float32 and rounds to BF16 what
 goes into each and what comes out: it predicts how far the results of a device may be off.
@@ -26,6 +26,7 @@ from .constants import constant_tensor, drop_unread
 from .names import Names
 
 PATCH = "bf16-attention"
+PATCH_FLOAT = "fp32-attention"
 _FLOAT = ir.DataType.FLOAT
 _OTHERS = (_FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 _EXACT = MOVES | {"Max", "Min", "ReduceMax", "Where"}  # of rounded values they give rounded ones
@@ -101,8 +102,22 @@ def attention_in_bf16(
         raise ConfigError(f"the {len(plain)} cores of graph '{name}' attend to {most} tokens at most, not {min_tokens}")
     _check_operators(model, chosen)
     centred = centred_keys(model.graph, chosen) if centre_keys else None
-    _Conversion(model.graph, chosen, emulate).run()
+    _Conversion(model.graph, chosen, _FLOAT if emulate else BF16, emulate).run()
     return Bf16Attention(model, tuple(chosen), len(plain) - len(chosen), done, emulate, min_tokens, centred)
+
+
+def attention_in_float32(model: ir.Model) -> tuple[ir.Model, int]:
+    """A copy whose half-precision cores of attention compute in float32, and how many; ``model`` stays as it is.
+
+    Casts as of :func:`attention_in_bf16`. Cores that compute in float32 or BF16 already stay.
+    """
+    model = model.clone()
+    if model.functions:
+        InlinePass()(model)
+    ShapeInferencePass()(model)
+    chosen = [core for core in find_cores(model)[0] if core.dtype == ir.DataType.FLOAT16]
+    _Conversion(model.graph, chosen, _FLOAT, emulate=False).run()
+    return model, len(chosen)
 
 
 def _check_operators(model: ir.Model, cores: Iterable[Core]) -> None:
@@ -117,12 +132,12 @@ def _check_operators(model: ir.Model, cores: Iterable[Core]) -> None:
 
 
 class _Conversion:
-    """Nodes compute in ``dtype``: BF16, or float32 with rounding."""
+    """Nodes compute in ``dtype``: BF16 or float32; ``emulate``: in float32 with rounding to BF16."""
 
-    def __init__(self, graph: ir.Graph, cores: Iterable[Core], emulate: bool):
+    def __init__(self, graph: ir.Graph, cores: Iterable[Core], dtype: ir.DataType, emulate: bool):
         self.nodes = {node for core in cores for node in core.nodes}
-        self.graph, self.emulate, self.names = graph, emulate, Names(graph)
-        self.dtype = _FLOAT if emulate else BF16
+        self.graph, self.emulate, self.names, self.dtype = graph, emulate, Names(graph), dtype
+        self._suffix = "bf16" if emulate or dtype == BF16 else "fp32"
         self._own = {value for node in self.nodes for value in node.outputs}
         self._made: dict[tuple, ir.Value] = {}
         self._constants: dict[ir.Value, ir.Value] = {}
@@ -147,7 +162,7 @@ class _Conversion:
             return self._constants[value]
         key = value, node.graph
         if key not in self._made:
-            casts = self._casts(value, [BF16, _FLOAT] if self.emulate else [BF16])
+            casts = self._casts(value, [BF16, _FLOAT] if self.emulate else [self.dtype])
             node.graph.insert_before(node, casts)
             self._made[key] = casts[-1].outputs[0]
         return self._made[key]
@@ -159,7 +174,7 @@ class _Conversion:
         inner = [(user, i) for user, i in users if user in self.nodes]
         outer = [(user, i) for user, i in users if user not in self.nodes]
         value.type = ir.TensorType(self.dtype)
-        value.name = self.names.new(f"{name}_bf16")
+        value.name = self.names.new(f"{name}_{self._suffix}")
         casts: list[ir.Node] = []
         result = value
         if self.emulate and node.op_type not in _EXACT:
@@ -194,9 +209,11 @@ class _Conversion:
 
     def _constant(self, value: ir.Value) -> ir.Value:
         array = constant_tensor(value).numpy()
-        with np.errstate(over="ignore"):
-            array = np.where(np.isfinite(array), np.clip(array, -_LARGEST, _LARGEST), array).astype(ml_dtypes.bfloat16)
-        name = self.names.new(f"{value.name}_bf16")
+        if self._suffix == "bf16":
+            with np.errstate(over="ignore"):
+                clipped = np.where(np.isfinite(array), np.clip(array, -_LARGEST, _LARGEST), array)
+            array = clipped.astype(ml_dtypes.bfloat16)
+        name = self.names.new(f"{value.name}_{self._suffix}")
         tensor = ir.tensor(array.astype(self.dtype.numpy()), dtype=self.dtype, name=name)
         result = ir.Value(name=name, type=ir.TensorType(self.dtype), shape=tensor.shape, const_value=tensor)
         maker = value.producer()

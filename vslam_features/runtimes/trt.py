@@ -49,9 +49,9 @@ class TensorRt(Runtime):
         )
         attention: str = option(
             "auto",
-            "Type of attention cores in half-precision engines: auto is bf16, which does not overflow; as_is leaves "
-            "them.",
-            choices=("auto", "bf16", "as_is"),
+            "Type of attention cores in half-precision engines, so that they do not overflow: auto is bf16 over 2048 "
+            "tokens of a map or more, fp32 over keypoints; as_is leaves them.",
+            choices=("auto", "bf16", "fp32", "as_is"),
         )
         patches: str = option(
             "auto",
