@@ -46,7 +46,7 @@ setup(
         "cpu": ["onnxruntime>=1.16"],
         "cuda": ["onnxruntime-gpu>=1.16"],
         # On a Jetson TensorRT is that of JetPack, and cuda-python that of its CUDA (docs/deployment.md).
-        "tensorrt": ["tensorrt>=10.0; platform_machine == 'x86_64'", "cuda-python>=12.2"],
+        "tensorrt": ["tensorrt>=10.1; platform_machine == 'x86_64'", "cuda-python>=12.2"],
         "openvino": ["openvino>=2024.0"],
         "models": models,
         "hloc": hloc,

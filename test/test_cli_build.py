@@ -80,7 +80,7 @@ def test_a_dry_run_needs_neither_gpu_nor_library(capsys, monkeypatch):
         (("--dry-run",), "tensorrt cannot be imported.* --assume-version 10.3"),
         (("--dry-run", "--assume-version", "10.3"), "(no GPU|cannot be imported).* --assume-gpu"),
         ((*ASSUMED[:3], "--assume-gpu", "Orin"), "expected its name and compute capability"),
-        (("--dry-run", "--assume-version", "8.6", *ASSUMED[3:]), "expected 10.0 or newer"),
+        (("--dry-run", "--assume-version", "8.6", *ASSUMED[3:]), "expected 10.1 or newer"),
         (ASSUMED[1:], "are for --dry-run"),
         ((*ASSUMED, "--typing", "weak", "--precision", "fp32", "--save-onnx", "x.onnx"), "nothing is patched"),
         (("--out", "x.plan"), "ends in .engine"),

@@ -59,8 +59,8 @@ def _assumed(args, config: Config):
 
     if args.assume_version:
         numbers = trt_library.version_numbers(args.assume_version)
-        if len(numbers) < 2 or numbers < (10,):
-            raise ConfigError(f"--assume-version {args.assume_version}: expected 10.0 or newer, e.g. 10.3 or 11.4")
+        if len(numbers) < 2 or numbers < (10, 1):
+            raise ConfigError(f"--assume-version {args.assume_version}: expected 10.1 or newer, e.g. 10.3 or 11.4")
         able = trt_library.Capabilities.assumed(args.assume_version)
     else:
         with _or("--assume-version 10.3"):
