@@ -47,7 +47,7 @@ def test_without_libcuda_the_bindings_raise(fake_tensorrt, monkeypatch):
 
 def test_without_the_bindings(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
-    with pytest.raises(RuntimeMissingError, match=r"cuda-python cannot be imported .*; pip install 'vslam_features\["):
+    with pytest.raises(RuntimeMissingError, match=r"cuda-python cannot be imported .*; pip install 'cuda-python=="):
         cuda.load()
 
 
