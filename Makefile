@@ -15,12 +15,12 @@ AROUND := $(addprefix test/ros/test_,demo.py collector.py doctor_topics.py)
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-demo test-compat test-export test-export-flexglue test-export-others test-released lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-endurance-maps test-endurance-others test-demo test-compat test-export test-export-flexglue test-export-others test-released lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
 	@echo "make test         lint and all tests but those below"
-	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps and pairs of images, long walks"
+	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps, pairs of images and failing calls, long walks"
 	@echo "make test-demo    the whole demo, judged by its numbers; what listens to a running node (collect, doctor)"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
@@ -49,9 +49,17 @@ test: $(READY) lint
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(AROUND)) test/ros
 	$(IN_TWO) -m "not endurance"
 
-test-endurance: $(READY)
+# Two halves, which may run side by side.
+OF_MAPS := $(wildcard test/test_map_*.py) test/test_power_cut.py test/test_replay_map.py
+
+test-endurance: test-endurance-maps test-endurance-others
+
+test-endurance-maps: $(READY)
+	$(BIN)/python -m pytest -m endurance $(OF_MAPS)
+
+test-endurance-others: $(READY)
 	$(BIN)/python -m vslam_features models fetch default effnet_cov
-	$(BIN)/python -m pytest -m endurance --ignore test/ros test
+	$(BIN)/python -m pytest -m endurance $(filter-out $(OF_MAPS),$(wildcard test/test_*.py))
 
 # With nodes, so by itself.
 test-demo: $(READY)

@@ -272,7 +272,7 @@ def test_it_is_one_source(arguments, tmp_path, capsys):
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.timeout(600)
 def test_pairs_of_a_real_corridor_with_the_default_models(learned, data_dir, tmp_path, capsys):  # noqa: F811
     """A corridor that is walked twice, each second image of it."""

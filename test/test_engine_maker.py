@@ -380,7 +380,7 @@ def test_the_child_is_told_all_that_matters(options, precision, device):
 # -- real weights --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize(
     "name, version, attention",
     [

@@ -74,7 +74,7 @@ def assert_released(machine) -> None:
     assert not any(machine.live().values()), machine.live()
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.endurance)])
 def test_each_cuda_call_in_turn(matcher, fake_tensorrt, every):
     path, model = matcher
     inputs = [inputs_of(size) for size in SIZES]
