@@ -15,7 +15,7 @@ AROUND := $(addprefix test/ros/test_,demo.py collector.py doctor_topics.py)
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-endurance-maps test-endurance-others test-demo test-compat test-export test-export-flexglue test-export-others test-released lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-endurance-maps test-endurance-others test-demo test-compat test-export test-export-one test-export-two test-export-node export-models test-released lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
@@ -102,25 +102,29 @@ $(EXPORT)/.installed: Makefile setup.py
 	$(EXPORT)/bin/python -m pip install --quiet "transformers==5.24.*"
 	@touch $@
 
-# Two halves side by side; what has a node or compares times follows, by itself.
-OF_FLEXGLUE := $(wildcard test/export/test_*flexglue*.py) test/export/test_patch_tensorrt.py
-ALONE := test/export/test_megaloc_node.py test/export/test_learned_accuracy.py test/export/test_benchmarks.py
+# Two parts, which may run side by side; what has a node follows, by itself.
+PART := $(wildcard test/export/test_*flexglue*.py) $(addprefix test/export/test_,patch_tensorrt.py learned_accuracy.py benchmarks.py)
+WITH_NODE := test/export/test_megaloc_node.py
 IN_EXPORT := $(EXPORT)/bin/python -m pytest -p no:cacheprovider -m "not released"
 
-test-export: $(EXPORT)/.installed
+test-export: test-export-one test-export-two
+	$(MAKE) test-export-node
+
+export-models: $(EXPORT)/.installed
 	$(EXPORT)/bin/python -m vslam_features models fetch all
-	$(MAKE) --jobs 2 --output-sync=target test-export-flexglue test-export-others
-	$(IN_EXPORT) $(ALONE)
+
+test-export-one: export-models
+	$(IN_EXPORT) $(filter-out $(PART) $(WITH_NODE),$(wildcard test/export/test_*.py))
+
+test-export-two: export-models
+	$(IN_EXPORT) $(PART)
+
+test-export-node: $(EXPORT)/.installed
+	$(IN_EXPORT) $(WITH_NODE)
 
 # Exports of the released sizes of MegaLoc and FlexGlue, of random weights: 5 GB of memory, 7 GB of disk, ten minutes.
 test-released: $(EXPORT)/.installed
 	$(EXPORT)/bin/python -m pytest -p no:cacheprovider -m released test/export
-
-test-export-flexglue:
-	$(IN_EXPORT) $(OF_FLEXGLUE)
-
-test-export-others:
-	$(IN_EXPORT) $(filter-out $(OF_FLEXGLUE) $(ALONE),$(wildcard test/export/test_*.py))
 
 colcon: $(READY)
 	$(BIN)/colcon --log-base build/log build --base-paths . --build-base build/plain --install-base install/plain

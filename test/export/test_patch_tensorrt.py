@@ -142,7 +142,7 @@ def test_bf16_in_flexglue_keeps_the_matches(scored, inputs):
     assert 0 < abs(got["covisibility_score"] - expected["covisibility_score"]) < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.released
 @pytest.mark.timeout(1800)
 def test_flexglue_of_the_released_size():
     """Random weights: hardly a match is found, so that scores and covisibility are compared, too."""
