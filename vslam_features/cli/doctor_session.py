@@ -39,8 +39,10 @@ def _onnxruntime() -> dict:
 def _openvino() -> dict:
     import openvino
 
+    from ..runtimes.ov import shared_core
+
     version = openvino.__version__.split("-")[0]  # its build number follows
-    return {"version": version, "offers": openvino.Core().available_devices, "file": openvino.__file__}
+    return {"version": version, "offers": shared_core().available_devices, "file": openvino.__file__}
 
 
 def _session(runtime: str, device: str) -> dict:
