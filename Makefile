@@ -12,16 +12,19 @@ export ORT_DISABLE_TELEMETRY ?= 1
 
 # Whole programs around the node: make test has no time for them.
 AROUND := $(addprefix test/ros/test_,demo.py collector.py doctor_topics.py)
+# Engines on stand-ins for TensorRT and CUDA, minutes as well.
+OF_TENSORRT := $(wildcard test/test_fake_*.py test/test_*tensorrt*.py) $(addprefix test/test_,build_engine.py cli_build.py engine_maker.py)
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
-IN_TWO := ls test/test_*.py | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
+IN_TWO := echo $(filter-out $(OF_TENSORRT),$(wildcard test/test_*.py)) | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-fast test-endurance test-endurance-maps test-endurance-others test-demo test-compat test-export test-export-one test-export-two test-export-node export-models test-released lint colcon clean help
+.PHONY: demo test test-fast test-endurance test-endurance-maps test-endurance-others test-demo test-tensorrt test-compat test-export test-export-one test-export-two test-export-node export-models test-released lint colcon clean help
 
 help:
 	@echo "make demo         render a scene, run it through the ROS nodes, judge the result (out/demo/report.html)"
 	@echo "make test         lint and all tests but those below"
 	@echo "make test-endurance  hundreds of kills, power cuts, damaged maps, pairs of images and failing calls, long walks"
 	@echo "make test-demo    the whole demo, judged by its numbers; what listens to a running node (collect, doctor)"
+	@echo "make test-tensorrt  engines on stand-ins for TensorRT and CUDA: builds, runs, faults, the gate"
 	@echo "make test-fast    tests without the slow ones"
 	@echo "make test-compat  the core's tests with NumPy 1.26 and OpenCV 4, without poselib"
 	@echo "make test-export  learned models against their upstream packages in torch (gigabytes)"
@@ -65,6 +68,9 @@ test-endurance-others: $(READY)
 test-demo: $(READY)
 	$(BIN)/python -m vslam_features models fetch default
 	$(BIN)/python -m pytest $(AROUND)
+
+test-tensorrt: $(READY)
+	$(BIN)/python -m pytest -m "not endurance" $(OF_TENSORRT)
 
 test-fast: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"
