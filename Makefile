@@ -13,7 +13,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # Whole programs around the node: make test has no time for them.
 AROUND := $(addprefix test/ros/test_,demo.py collector.py doctor_topics.py)
 # Engines on stand-ins for TensorRT and CUDA, minutes as well.
-OF_TENSORRT := $(wildcard test/test_fake_*.py test/test_*tensorrt*.py) $(addprefix test/test_,build_engine.py cli_build.py engine_maker.py)
+OF_TENSORRT := $(sort $(wildcard test/test_fake_*.py test/test_*tensorrt*.py)) $(addprefix test/test_,build_engine.py cli_build.py engine_maker.py)
 # Nodes talk in real time, so their tests run alone. The others run a dozen files a process, two processes at a time.
 IN_TWO := echo $(filter-out $(OF_TENSORRT),$(wildcard test/test_*.py)) | xargs -P 2 -n 12 $(BIN)/python -m pytest -q -p no:cacheprovider
 
