@@ -130,6 +130,26 @@ def read_camera(text: str | None, option: str = "--camera") -> Camera | tuple[fl
         ) from error
 
 
+def open_input(args, config: Config, explicit: frozenset[str]):
+    """The recording or folder of images of a command, by its options; ``explicit``: as of ``load_config``.
+
+    Raises as ``replay.open_source.open_source``.
+    """
+    from ..replay.open_source import open_source
+
+    return open_source(
+        args.input,
+        config,
+        image_topic=args.image_topic,
+        camera_info_topic=args.camera_info_topic,
+        pose_topic=args.pose_topic,
+        use_pose=args.use_pose,
+        camera=read_camera(args.camera),
+        fps=args.fps,
+        explicit=explicit,
+    )
+
+
 def _matrix(values) -> list[list[float]]:
     a, b, c, d, e, f, g, h, i = (float(v) for v in values)
     return [[a, b, c], [d, e, f], [g, h, i]]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import BagError, ConfigError, PluginError
-from .common import add_camera_argument, add_config_arguments, count, load_config, output_folder, positive, read_camera
+from .common import add_camera_argument, add_config_arguments, count, load_config, open_input, output_folder, positive
 from .map_write import require_map
 from .matcher_config import config_of_matcher
 from .progress import ProgressBar
@@ -69,21 +69,9 @@ def run(args) -> int:
 def _of_recording(args, config, given) -> int:
     """Replay into a map that is there meanwhile; the exit code."""
     from ..artifacts.cache import staging
-    from ..replay.open_source import open_source
     from ..replay.runner import replay
 
-    source = open_source(
-        args.input,
-        config,
-        image_topic=args.image_topic,
-        camera_info_topic=args.camera_info_topic,
-        pose_topic=args.pose_topic,
-        use_pose=args.use_pose,
-        camera=read_camera(args.camera),
-        fps=args.fps,
-        explicit=given,
-    )
-    with source, staging(args.out) as scratch:
+    with open_input(args, config, given) as source, staging(args.out) as scratch:
         path = scratch / f"replay{_MAP}"
         with ProgressBar(quiet=args.json, unit="images") as bar:
             log = replay(source, progress=bar, max_frames=args.max_frames, map_path=path)

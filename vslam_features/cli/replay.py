@@ -13,8 +13,8 @@ from .common import (
     count,
     load_config,
     not_negative,
+    open_input,
     output_folder,
-    read_camera,
 )
 
 METRICS, REPORT = "metrics.json", "report.html"
@@ -67,24 +67,13 @@ def run(args) -> int:
     """Replay, write, print. Raises the package's errors."""
     from ..replay.files import write_json
     from ..replay.metrics import metrics
-    from ..replay.open_source import open_source
     from ..replay.report import write_report
     from ..replay.runner import check_map_file, replay
 
     mode = _map_mode(args)
     check_map_file(args.map, mode)  # before what an earlier run left is removed
     config, explicit = load_config(args)
-    with open_source(
-        args.input,
-        config,
-        image_topic=args.image_topic,
-        camera_info_topic=args.camera_info_topic,
-        pose_topic=args.pose_topic,
-        use_pose=args.use_pose,
-        camera=read_camera(args.camera),
-        fps=args.fps,
-        explicit=explicit,
-    ) as source:
+    with open_input(args, config, explicit) as source:
         truth = _load_truth(args, source)
         name = f"replay-{_out_name(args.input, source.name)}"
         out = output_folder(args.out or Path("out") / name, (METRICS, REPORT))
