@@ -12,20 +12,21 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 from .. import __version__
 from ..errors import MapDamagedError, MapError, MapFileError
+from .connection import BUSY_S, MapConnection, connect
 from .placing import placed_file
 from .rows import insert
 from .tables import APPLICATION_ID, META, PAGE_SIZE, SCHEMA_VERSION, TABLES
 
 SOFTWARE = f"vslam_features {__version__}"
-BUSY_S = 30.0
-"""Another process that reads or writes holds its lock for one keyframe, or for one step of a copy."""
+WRITE_CACHE, BATCH_CACHE = 20 << 20, 4 << 20
+"""What a transaction keeps in memory; what is beyond that is handed to the system before its end.
 
-WRITE_CACHE = 20 << 20
-"""A transaction that is larger is written, and synced, in parts before its end."""
+For one keyframe that would be one more sync of the journal. For many it lets the disk write the first ones while the
+others are still prepared.
+"""
 
 
 def create(path: Path) -> None:
@@ -45,7 +46,7 @@ def create(path: Path) -> None:
             connection.execute("COMMIT")
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path) -> MapConnection:
     """A connection that cannot write, usable from any thread (by one at a time).
 
     Raises:
@@ -63,7 +64,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
+def open_for_writing(path: Path) -> MapConnection:
     """As ``open_for_reading``, for the one writer. Hold its lock (:class:`~.lock.WriterLock`) first."""
     _must_exist(path)
     with reported(path):
@@ -71,7 +72,6 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
         connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{WRITE_CACHE >> 10}")
         # Rows that a growing tree moves to the end of the file stay legible where they were: 'map recover' reads them
         # there, if the end is lost.
         connection.execute("PRAGMA secure_delete = OFF")
@@ -102,9 +102,12 @@ _DAMAGED = ("malformed", "decode to UTF-8", "no such", "cannot open value", "SQL
 _RECOVER = "'map recover' saves what is intact"
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+def _connect(path: Path, mode: str) -> MapConnection:
+    try:
+        connection = connect(path, mode)
+    except OSError as error:
+        why = error.strerror or error
+        raise MapFileError(f"{path}: {why}: check the permissions of the file and its folder") from error
     try:
         # A file that somebody else made may define what it likes: nothing of it is to run.
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -116,7 +119,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _checked(path: Path, connection: sqlite3.Connection) -> sqlite3.Connection:
+def _checked(path: Path, connection: MapConnection) -> MapConnection:
     try:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]

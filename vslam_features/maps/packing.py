@@ -1,10 +1,11 @@
-"""The large arrays of keyframes, packed in another thread while those of the keyframe before are written."""
+"""What belongs to writing keyframes and needs no database, done in another thread while that is busy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from ..half import exact_half
 from ..types import Keyframe
 from .arrays import Packed, pack
 from .tables import FEATURES, GLOBAL_DESCRIPTORS
+
+T = TypeVar("T")
 
 
 class PackedKeyframe(NamedTuple):
@@ -37,20 +40,42 @@ def pack_keyframe(keyframe: Keyframe) -> PackedKeyframe:
     )
 
 
-def packed_ahead(keyframes: Sequence[Keyframe]) -> Iterator[PackedKeyframe]:
-    """Each keyframe packed, in order; the checksums of the next are computed while the caller writes one.
+class Packer:
+    """Packs keyframes in order: the checksums of the next are computed while the caller writes one.
 
-    Raises DataError at the keyframe that has an array which a map does not take.
+    Args:
+        keyframes: of one transaction. A single one is packed in the caller's thread, and needs no other.
     """
-    if len(keyframes) == 1:
-        yield pack_keyframe(keyframes[0])
-        return
-    pool = ThreadPoolExecutor(1, thread_name_prefix="map packer")
-    try:
-        try:
-            packed = pool.map(pack_keyframe, keyframes)
-        except RuntimeError:  # no thread is to be had, as while the interpreter ends and a map is closed
-            packed = map(pack_keyframe, keyframes)
-        yield from packed
-    finally:
-        pool.shutdown(cancel_futures=True)
+
+    def __init__(self, keyframes: Sequence[Keyframe]):
+        self._left = iter(keyframes)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="map packer") if len(keyframes) > 1 else None
+        self._ahead = self._begin()
+
+    def __enter__(self) -> Packer:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def take(self) -> PackedKeyframe:
+        """The next keyframe. Raises DataError where it has an array which a map does not take."""
+        packed = self._ahead()
+        self._ahead = self._begin()
+        return packed
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Have something done that nobody waits for, before the next keyframe but one is packed."""
+        self._submit(work)
+
+    def _begin(self) -> Callable[[], PackedKeyframe] | None:
+        keyframe = next(self._left, None)
+        return None if keyframe is None else self._submit(lambda: pack_keyframe(keyframe))
+
+    def _submit(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Waits for the work and gives what it made, or does it where there is no thread."""
+        if self._pool is not None:
+            with contextlib.suppress(RuntimeError):  # none is to be had while the interpreter ends and a map is closed
+                return self._pool.submit(work).result
+        return work

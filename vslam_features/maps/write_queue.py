@@ -25,8 +25,8 @@ RETRY_S = 1.0
 ROOM_S = 2.0
 """A disk that is slow gets this time to take a keyframe, before one is refused."""
 
-BATCH, BATCH_BYTES = 8, 16 << 20
-"""Most that one transaction holds; it stays below ``database.WRITE_CACHE``."""
+BATCH, BATCH_BYTES = 16, 40 << 20
+"""Most that one transaction holds. Those who read the file wait while it is written."""
 
 
 class WriteQueue:

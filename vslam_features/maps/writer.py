@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from . import database
 from .arrays import Packed
 from .copy import Progress, copy_connection
 from .lock import WriterLock
-from .packing import PackedKeyframe, packed_ahead
+from .packing import Packer
 from .records import camera_of, identity_of, matrix_of
 from .rows import Value, insert, read, scan, update
 from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, META, MODELS, SESSIONS
@@ -39,7 +38,7 @@ class MapWriter:
     def __init__(self, path: Path, models: MapModels, create: bool = False, durable: bool = True):
         self.path, self.models = Path(path), models
         self._lock = WriterLock(self.path)
-        self._connection, self._held = None, None
+        self._connection, self._held, self._cache_bytes = None, None, 0
         try:
             if create:
                 database.create(self.path)
@@ -75,12 +74,13 @@ class MapWriter:
             raise MapError(f"{self.path}: the map is closed")
         before = dict(self._counts), dict(self._cameras), set(self._sessions), dict(self._model_ids)
         try:
-            packed = packed_ahead([entry.keyframe for entry in entries])
-            with self._guarded("keyframes"), contextlib.closing(packed):
+            with self._guarded("keyframes"), Packer([entry.keyframe for entry in entries]) as packer:
                 self._hold()
+                self._cache(database.WRITE_CACHE if len(entries) == 1 else database.BATCH_CACHE)
                 self._connection.execute("BEGIN IMMEDIATE")
                 for entry in entries:
-                    self._insert(entry, packed)
+                    self._insert(entry, packer)
+                    packer.beside(self._connection.file.start_writing)
                 update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
         except BaseException:
@@ -129,6 +129,11 @@ class MapWriter:
     def _guarded(self, table: str):
         return database.reported(self.path, table)
 
+    def _cache(self, nbytes: int) -> None:
+        if nbytes != self._cache_bytes:
+            self._connection.execute(f"PRAGMA cache_size = -{nbytes >> 10}")
+            self._cache_bytes = nbytes
+
     def _hold(self) -> None:
         """Begin a read that stays open over the commits: with it SQLite keeps the journal open.
 
@@ -163,7 +168,7 @@ class MapWriter:
             raise database.damaged(self.path, "keyframes", last, what)
         require_models(self.path, self._model_ids, self.models)
 
-    def _insert(self, entry: MapEntry, packed: Iterator[PackedKeyframe]) -> None:
+    def _insert(self, entry: MapEntry, packer: Packer) -> None:
         c, kf, counts = self._connection, entry.keyframe, self._counts
         if kf.id != counts["keyframes"]:
             raise DataError(f"map: keyframe {counts['keyframes']} is the next one, got {kf.id}")
@@ -196,7 +201,7 @@ class MapWriter:
             },
             {"pose": matrix_of(pose)},
         )
-        arrays = next(packed)
+        arrays = packer.take()
         nbytes += self._insert_features(kf, arrays.features)
         if arrays.global_descriptor is not None:
             nbytes += self._insert_global(kf, arrays.global_descriptor)
