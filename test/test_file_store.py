@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,13 +22,14 @@ from vslam_features.types import MapEntry
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Holds up the writer's transactions until it is set; ``sizes``: keyframes in each."""
+    """Holds up the writer's transactions until it is set; ``sizes``: keyframes in each, which take ``seconds`` each."""
     event, append = threading.Event(), MapWriter.append
-    event.sizes = []
+    event.sizes, event.seconds = [], 0.0
 
     def slow(self, *entries):
         event.wait(20)
         event.sizes.append(len(entries))
+        time.sleep(event.seconds * len(entries))
         append(self, *entries)
 
     monkeypatch.setattr(MapWriter, "append", slow)
@@ -51,7 +53,22 @@ def test_entries_that_had_to_wait_share_transactions_in_order(tmp_path, gate):
     assert_same(tuple(stored(tmp_path / "a.vmap")), tuple(entry(n) for n in range(3 * BATCH)))
 
 
-def test_a_transaction_holds_no_more_bytes_than_its_cache(tmp_path, gate, monkeypatch):
+def test_on_a_slow_disk_a_transaction_keeps_readers_waiting_no_longer_than_said(tmp_path, gate, monkeypatch):
+    monkeypatch.setattr(write_queue, "HOLD_S", 0.1)
+    store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
+    gate.seconds = 0.04  # so that two keyframes take less, and three take more
+    gate.set()
+    store.put(entry(0))
+    store.flush()  # nothing is known of the disk before
+    gate.clear()
+    for n in range(1, 13):
+        store.put(entry(n))
+    gate.set()
+    store.close()
+    assert sum(gate.sizes) == 13 and max(gate.sizes) == 2
+
+
+def test_a_transaction_holds_no_more_bytes_than_is_allowed(tmp_path, gate, monkeypatch):
     monkeypatch.setattr(write_queue, "BATCH_BYTES", 1)
     store = FileStore(tmp_path / "a.vmap", MODELS, create=True)
     for n in range(5):

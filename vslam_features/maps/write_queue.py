@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,10 @@ ROOM_S = 2.0
 """A disk that is slow gets this time to take a keyframe, before one is refused."""
 
 BATCH, BATCH_BYTES = 16, 40 << 20
-"""Most that one transaction holds. Those who read the file wait while it is written."""
+"""Most that one transaction holds."""
+
+HOLD_S = 0.25
+"""Those who read the file wait while a transaction is written: several keyframes share one for as long at most."""
 
 
 class WriteQueue:
@@ -53,6 +57,7 @@ class WriteQueue:
         self._closing = self._closed = False
         self._problem = self._slow = ""
         self._attempts = self.nbytes = 0
+        self._rate = BATCH_BYTES / 4 / HOLD_S  # bytes a second, until there is a measurement
         self._thread = threading.Thread(target=self._write, name="map writer", daemon=True)
         self._thread.start()
 
@@ -198,7 +203,9 @@ class WriteQueue:
             return False
         try:
             self._before()
+            begin = time.monotonic()
             self._append(entries)
+            self._rate = sum(map(entry_bytes, entries)) / max(time.monotonic() - begin, 1e-6)
         except Exception as error:  # whatever it is, the thread goes on and the user is told
             with self._changed:
                 if str(error) != self._problem:
@@ -221,10 +228,10 @@ class WriteQueue:
 
     def _batch(self, most: int) -> list[MapEntry]:
         """Entries for one transaction: one, or those that had to wait. What syncs cost a transaction they share."""
-        entries, nbytes = [], 0
+        entries, nbytes, limit = [], 0, min(BATCH_BYTES, self._rate * HOLD_S)
         for entry in itertools.islice(self._pending.values(), most):
             nbytes += entry_bytes(entry)
-            if entries and nbytes > BATCH_BYTES:
+            if entries and nbytes > limit:
                 break
             entries.append(entry)
         return entries
