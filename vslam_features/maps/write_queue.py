@@ -57,7 +57,7 @@ class WriteQueue:
         self._closing = self._closed = False
         self._problem = self._slow = ""
         self._attempts = self.nbytes = 0
-        self._rate = BATCH_BYTES / 4 / HOLD_S  # bytes a second, until there is a measurement
+        self._seconds = HOLD_S / 4  # that a keyframe took lately
         self._thread = threading.Thread(target=self._write, name="map writer", daemon=True)
         self._thread.start()
 
@@ -205,7 +205,7 @@ class WriteQueue:
             self._before()
             begin = time.monotonic()
             self._append(entries)
-            self._rate = sum(map(entry_bytes, entries)) / max(time.monotonic() - begin, 1e-6)
+            self._seconds = max(time.monotonic() - begin, 1e-6) / len(entries)
         except Exception as error:  # whatever it is, the thread goes on and the user is told
             with self._changed:
                 if str(error) != self._problem:
@@ -228,10 +228,10 @@ class WriteQueue:
 
     def _batch(self, most: int) -> list[MapEntry]:
         """Entries for one transaction: one, or those that had to wait. What syncs cost a transaction they share."""
-        entries, nbytes, limit = [], 0, min(BATCH_BYTES, self._rate * HOLD_S)
-        for entry in itertools.islice(self._pending.values(), most):
+        entries, nbytes = [], 0
+        for entry in itertools.islice(self._pending.values(), min(most, max(1, int(HOLD_S / self._seconds)))):
             nbytes += entry_bytes(entry)
-            if entries and nbytes > limit:
+            if entries and nbytes > BATCH_BYTES:
                 break
             entries.append(entry)
         return entries
