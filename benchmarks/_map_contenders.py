@@ -20,7 +20,23 @@ NPZ_EVERY = 4
 """Only so many of the keyframes, to spare the disk: deleted files would give npz blocks that are quicker to write."""
 
 
-class Vmap:
+class Contender:
+    """Keeps keyframes. ``write`` prepares the next one and gives what is timed: it stores ``at_once`` keyframes."""
+
+    at_once = 1
+
+    def write(self, entry: MapEntry) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Drop what was written from the page cache; it is on the disk."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """No more is written."""
+
+
+class Vmap(Contender):
     """A map file. A keyframe is one transaction: SQLite syncs its journal, the map, and the end of the journal."""
 
     def __init__(self, folder: Path):
@@ -30,6 +46,9 @@ class Vmap:
 
     def write(self, entry: MapEntry) -> Callable[[], None]:
         return lambda: self._writer.append(entry)
+
+    def forget(self) -> None:
+        _forget_map(self._writer)
 
     def finish(self) -> None:
         self._writer.close()
@@ -49,8 +68,10 @@ class Vmap:
             self._reader = None
 
 
-class Waiting:
-    """A map file whose keyframes had to wait, as they do when they come faster than the disk: 8 in a transaction."""
+class Waiting(Contender):
+    """A map file whose keyframes had to wait, as they do when they come faster than the disk: 16 in a transaction."""
+
+    at_once = BATCH
 
     def __init__(self, folder: Path):
         self._path = folder / "waiting.vmap"
@@ -65,12 +86,15 @@ class Waiting:
         self._writer.append(*self._entries)
         self._entries.clear()
 
+    def forget(self) -> None:
+        _forget_map(self._writer)
+
     def finish(self) -> None:
         self._writer.close()
         self._path.unlink()
 
 
-class Raw:
+class Raw(Contender):
     """The same bytes at the end of a plain file, fsync after each keyframe. Read by one readinto of fresh memory."""
 
     def __init__(self, folder: Path):
@@ -92,6 +116,9 @@ class Raw:
 
         return run
 
+    def forget(self) -> None:
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def finish(self) -> None:
         self._file.close()
         self._file = open(self.path, "rb", buffering=0)
@@ -112,7 +139,7 @@ class Raw:
         self._file.close()
 
 
-class Shelve:
+class Shelve(Contender):
     """``shelve`` with pickle 5; synced: ``Shelf.sync()``, then fsync of each of its files."""
 
     def __init__(self, folder: Path):
@@ -135,14 +162,15 @@ class Shelve:
     def read(self, kf_id: int) -> object:
         return self._shelf[str(kf_id)]
 
-    def finish(self) -> None:
-        return None
+    def forget(self) -> None:
+        for file in self._folder.iterdir():
+            forget(file)
 
     def close(self) -> None:
         self._shelf.close()
 
 
-class Npz:
+class Npz(Contender):
     """``numpy.savez`` into a file a keyframe, fsync of that file.
 
     After a kill or a power cut the name may be missing, or that of half a file. ``placed``: written under another name,
@@ -156,6 +184,7 @@ class Npz:
 
     def write(self, entry: MapEntry) -> Callable[[], None]:
         path, arrays = self._folder / f"{entry.keyframe.id}.npz", arrays_of(entry)
+        self._last = path
 
         def run() -> None:
             written = path.with_suffix(".part") if self._placed else path
@@ -173,11 +202,13 @@ class Npz:
         with np.load(self._folder / f"{kf_id}.npz") as file:
             return {name: file[name] for name in file.files if not name[-1].isdigit()}
 
-    def finish(self) -> None:
-        return None
+    def forget(self) -> None:
+        forget(self._last)
 
-    def close(self) -> None:
-        return None
+
+def _forget_map(writer: MapWriter) -> None:
+    # By the descriptor that the writer has: to close another one would end its locks.
+    os.posix_fadvise(writer._connection.file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _fsync(path: Path) -> None:

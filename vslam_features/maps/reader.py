@@ -25,6 +25,7 @@ from ..types import (
     Status,
 )
 from . import database
+from .reading_ahead import in_order
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .rows import Row, ids, read, scan
 from .tables import (
@@ -88,6 +89,15 @@ class MapReader:
         """Let go of the file. Safe to call twice."""
         with self._lock:
             self._connection.close()
+
+    def twin(self) -> MapReader:
+        """Another reader of the same file, to be used at the same time. Raises MapError where none can be had."""
+        twin = MapReader(self.path)
+        if twin._connection.file is not self._connection.file:
+            twin.close()
+            raise MapError(f"{self.path}: another file has taken the place of the map")
+        twin._checked = self._checked
+        return twin
 
     @property
     def identities(self) -> list[ModelIdentity]:
@@ -169,16 +179,20 @@ class MapReader:
             there = list(itertools.islice(ids(self._connection, GLOBAL_DESCRIPTORS), max(0, count)))
             if len(there) != count:
                 raise DataError(f"{count} rows expected, got {len(there)}")
-        for i in range(0, count, _BATCH):
-            with self._snapshot():
-                found = []
-                for kf_id in there[i : i + _BATCH]:
-                    with self._reading("global_descriptors", kf_id):
-                        row = self._row(GLOBAL_DESCRIPTORS, kf_id)
-                        if row["model"] not in self._models:
-                            raise DataError(f"model {row['model']} is missing")
-                        found.append((kf_id, self._array(row, "descriptor")))
+        batches = [there[i : i + _BATCH] for i in range(0, count, _BATCH)]
+        for found in in_order(self, MapReader._global_descriptors, batches):
             yield from found
+
+    def _global_descriptors(self, kf_ids: list[int]) -> list[tuple[int, np.ndarray]]:
+        found = []
+        with self._snapshot():
+            for kf_id in kf_ids:
+                with self._reading("global_descriptors", kf_id):
+                    row = self._row(GLOBAL_DESCRIPTORS, kf_id)
+                    if row["model"] not in self._models:
+                        raise DataError(f"model {row['model']} is missing")
+                    found.append((kf_id, self._array(row, "descriptor")))
+        return found
 
     def confirmed_loops(self) -> list[tuple[int, int]]:
         """(id, reference id) of all verified loops."""

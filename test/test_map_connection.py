@@ -1,0 +1,190 @@
+"""Connections to a map and the file beside them: locks that last, readers side by side, writing that begins early."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from vslam_features.errors import MapDamagedError, MapError, MapFileError
+from vslam_features.maps import connection, database, reading_ahead
+from vslam_features.maps.connection import OpenFile
+from vslam_features.maps.reader import MapReader
+from vslam_features.maps.writer import MapWriter
+from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
+
+MODELS = MapModels(ModelIdentity("features", "f", "0" * 64, "p"), ModelIdentity("global", "g", "1" * 64, "p"))
+OTHER_PROGRAM = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=0.1, isolation_level=None)
+try:
+    connection.execute("BEGIN EXCLUSIVE")
+    print("got it")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+def entry(i: int, channels: int = 4, fill: int = 1) -> MapEntry:
+    descriptors = np.full((2, channels), fill, np.float16)
+    features = Features(np.full((2, 2), i, np.float32), np.ones(2, np.float32), descriptors, (8, 8), MODELS.features)
+    return MapEntry(Keyframe(i, i, "camera", features, global_descriptor=np.full(8, i, np.float16)))
+
+
+def make(path, count: int = 3, fill: int = 1):
+    with MapWriter(path, MODELS, create=True) as writer:
+        writer.append(*(entry(i, fill=fill) for i in range(count)))
+    return path
+
+
+def what_another_program_gets(path) -> str:
+    """It asks for a lock that only one can have."""
+    done = subprocess.run([sys.executable, "-c", OTHER_PROGRAM, str(path)], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip() or done.stderr
+
+
+def descriptors_of(path) -> int:
+    """Open files of this process that are this one."""
+    own, found = os.stat(path), 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.path.samestat(os.stat(f"/proc/self/fd/{number}"), own)
+    return found
+
+
+def test_a_reader_that_closes_leaves_the_locks_of_this_process(tmp_path):
+    """POSIX takes them away with any descriptor of the file that is closed."""
+    path = make(tmp_path / "a.vmap")
+    with MapWriter(path, MODELS) as writer:
+        writer.append(entry(3))  # it goes on reading, so that its journal stays open
+        assert "locked" in what_another_program_gets(path)
+        with MapReader(path) as reader, MapReader(path):
+            reader.keyframe(1)
+        database.open_for_reading(path).close()
+        with pytest.raises(IndexError), MapReader(path) as reader:
+            reader.keyframe(9)
+        assert "locked" in what_another_program_gets(path)
+        writer.append(entry(4))
+    assert what_another_program_gets(path) == "got it"
+    assert not OpenFile._opened and descriptors_of(path) == 0
+
+
+def test_a_file_under_two_names_is_one(tmp_path):
+    path, second = make(tmp_path / "a.vmap"), tmp_path / "b.vmap"
+    os.link(path, second)
+    with MapWriter(path, MODELS) as writer:
+        writer.append(entry(3))
+        with MapReader(second) as reader:
+            assert reader._connection.file is writer._connection.file
+        assert "locked" in what_another_program_gets(path)
+
+
+def test_opening_that_fails_leaves_no_file_open(tmp_path, monkeypatch):
+    no_map = tmp_path / "b.vmap"
+    no_map.write_bytes(b"no map" * 1000)
+    for _ in range(3):
+        with pytest.raises(MapFileError, match="no map"):
+            MapReader(no_map)
+
+    def fail(*_, **__):
+        raise sqlite3.OperationalError("unable to open database file")
+
+    path = make(tmp_path / "a.vmap")
+    monkeypatch.setattr(connection.sqlite3, "connect", fail)
+    with pytest.raises(MapFileError, match="unable to open"):
+        MapReader(path)
+    assert not OpenFile._opened and descriptors_of(no_map) == descriptors_of(path) == 0
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_map_that_is_replaced_while_it_is_opened_is_never_two_files(tmp_path, monkeypatch, times):
+    path, connect = make(tmp_path / "a.vmap"), sqlite3.connect
+    others = [make(tmp_path / f"{i}.vmap", count=2, fill=7) for i in range(times)]
+
+    def after_a_replacement(*args, **kwargs):
+        if others:
+            os.replace(others.pop(), path)
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(connection.sqlite3, "connect", after_a_replacement)
+    if times == 1:
+        with MapReader(path) as reader:
+            assert reader._connection.file.is_at(path) and len(reader.headers()) == 2
+    else:
+        with pytest.raises(MapError, match="other files take its place again and again"):
+            MapReader(path)
+    assert not OpenFile._opened
+
+
+def test_what_is_added_to_the_file_is_written_early_and_once(tmp_path, monkeypatch):
+    asked, path = [], tmp_path / "a.vmap"
+    with MapWriter(path, MODELS, create=True) as writer:
+        monkeypatch.setattr(os, "posix_fadvise", lambda *args: asked.append(args), raising=False)
+        writer.append(*(entry(i, channels=200_000) for i in range(16)))  # 0.8 MB each
+        during = sum(length for _, _, length, _ in asked)
+        assert 0.5 * path.stat().st_size < during < path.stat().st_size  # the last ones are left to the sync
+        writer.append(*(entry(i, channels=200_000) for i in range(16, 32)))
+        assert {file for file, *_ in asked} == {writer._connection.file.descriptor}
+    ends = [start + length for _, start, length, _ in asked]
+    assert [start for _, start, _, _ in asked][1:] == ends[:-1] and len(asked) > 16
+    with MapReader(path) as reader:
+        assert [len(reader.keyframe(h.id).features) for h in reader.headers()] == [2] * 32
+
+
+def test_a_system_without_such_advice_writes_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    with MapReader(make(tmp_path / "a.vmap", 20)) as reader:
+        assert len(reader.headers()) == 20
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("map reader")]
+
+
+def test_readers_side_by_side_give_all_in_order_and_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading_ahead, "READERS", 3)
+    with MapReader(make(tmp_path / "a.vmap", 20)) as reader:
+        used = set()
+
+        def read(one: MapReader, i: int) -> float:
+            used.add(id(one))
+            return float(one.keyframe(i).global_descriptor[0])
+
+        assert list(reading_ahead.in_order(reader, read, range(20))) == list(range(20)) and len(used) == 3
+        some = reading_ahead.in_order(reader, read, range(20))
+        assert next(some) == 0 and threads()
+        some.close()
+        assert not threads()
+        with pytest.raises(IndexError, match="keyframe id 20"):
+            list(reading_ahead.in_order(reader, read, range(19, 25)))
+        assert not threads() and reader.keyframe(3).id == 3
+    assert not OpenFile._opened
+
+
+def test_readers_side_by_side_never_read_another_map(tmp_path):
+    """A map that another program replaced is read on as it was when it was opened."""
+    path = make(tmp_path / "a.vmap", 200)
+    with MapReader(path) as reader:
+        os.replace(make(tmp_path / "b.vmap", 200, fill=7), path)
+        with pytest.raises(MapError, match="another file has taken the place"):
+            reader.twin()
+        found = list(reading_ahead.in_order(reader, lambda r, i: r.keyframe(i).features.descriptors[0, 0], range(200)))
+        assert found == [1] * 200
+        assert [i for i, _ in reader.global_descriptors()] == list(range(200))
+
+
+def test_damage_that_one_of_several_readers_finds_is_told(tmp_path):
+    path = make(tmp_path / "a.vmap", 200)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE global_descriptors SET descriptor = zeroblob(16) WHERE id = 150")
+        db.commit()
+    with MapReader(path) as reader:
+        with pytest.raises(MapDamagedError, match=r"global_descriptors, row 150: descriptor: the checksum is wrong"):
+            list(reader.global_descriptors())
+        assert not threads()
