@@ -229,6 +229,13 @@ def forget(path: Path) -> None:
         os.close(handle)
 
 
+def remember(path: Path) -> None:
+    """Have all of a file in the page cache."""
+    with open(path, "rb") as file:
+        while file.read(1 << 20):
+            pass
+
+
 def settle(folder: Path) -> None:
     """Let the file system commit what it has pending, by a sync of a small file."""
     path = folder / "settle"
