@@ -16,6 +16,7 @@ from vslam_features.errors import MapDamagedError, MapError, MapFileError
 from vslam_features.maps import connection, database, reading_ahead
 from vslam_features.maps.connection import OpenFile
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
 
@@ -135,6 +136,22 @@ def test_what_is_added_to_the_file_is_written_early_and_once(tmp_path, monkeypat
     assert [start for _, start, _, _ in asked][1:] == ends[:-1] and len(asked) > 16
     with MapReader(path) as reader:
         assert [len(reader.keyframe(h.id).features) for h in reader.headers()] == [2] * 32
+
+
+def test_a_disk_that_fills_up_amid_a_transaction_leaves_none_of_it(tmp_path):
+    path, many = tmp_path / "a.vmap", [entry(i, channels=200_000) for i in range(1, 17)]
+    with MapWriter(path, MODELS, create=True) as writer, MapReader(path) as reader:
+        writer.append(entry(0))
+        size = path.stat().st_size
+        writer._connection.execute(f"PRAGMA max_page_count = {size // 8192 + 1000}")  # for ten of them: some are written
+        for _ in range(2):
+            with pytest.raises(MapError, match="the disk is full"):
+                writer.append(*many)
+            assert len(writer) == len(reader.headers()) == 1
+        writer._connection.execute("PRAGMA max_page_count = 1000000")
+        writer.append(*many)
+        assert [h.id for h in reader.headers()] == list(range(17))
+    assert not verify(path).damaged
 
 
 def test_a_system_without_such_advice_writes_all_the_same(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from power_cut.disk import DATA, NAMES, states
 from power_cut.maps import check_map, write_map
 
 from vslam_features.errors import MapError
+from vslam_features.maps.reader import MapReader
 
 SLOW = [pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(900)]
 many = pytest.mark.parametrize(
@@ -183,6 +184,23 @@ def leave_half_written(library: Path, folder: Path, name: str) -> None:
 def test_a_mapping_run_keeps_every_keyframe_that_was_committed(recorded, cuts, cases, seed):
     recording = recorded("writer", 12)
     assert failures(recording, cuts, check_writer, cases, seed) == []
+
+
+@many
+def test_keyframes_that_share_a_transaction_are_all_there_or_none(recorded, cuts, cases, seed):
+    def check(folder, done, begun):
+        check_writer(folder, done, begun)
+        if (folder / "a.vmap").exists() and begun:
+            with MapReader(folder / "a.vmap") as reader:
+                assert len(reader.headers()) in (done, begun)
+
+    recording = recorded("waited", 3, 10)
+    written = [Path(op.name).name if op.kind == "W" else op.name for op in recording.ops if op.kind in "WM"]
+    last = written[written.index("begun 30") : written.index("done 30")]
+    early = last.index("a.vmap") < len(last) - 1 - last[::-1].index("a.vmap-journal")
+    assert early, "nothing went to the file before the end of the transaction: the test shows nothing"
+    assert failures(recording, cuts, check, cases, seed) == []
+    assert len(failures(recording, cuts, check, 100, ignored="S")) >= 10
 
 
 @many

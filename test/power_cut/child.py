@@ -16,6 +16,7 @@ from pathlib import Path
 
 from power_cut.entries import MODELS, assert_same, entry
 from vslam_features.errors import MapError
+from vslam_features.maps import database
 from vslam_features.maps.copy import copy_map
 from vslam_features.maps.file_store import FileStore
 from vslam_features.maps.keyframe_map import KeyframeMap
@@ -81,6 +82,16 @@ def writer(folder: Path, count: str, until: str = "closed") -> None:
             mark(f"done {n + 1}")
         if until == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waited(folder: Path, rounds: str, together: str) -> None:
+    """Keyframes that share transactions, parts of which go to the file before the end: as with large keyframes."""
+    database.BATCH_CACHE = 32 << 10
+    with MapWriter(folder / "a.vmap", MODELS, create=True) as out:
+        for n in range(0, int(rounds) * int(together), int(together)):
+            mark(f"begun {n + int(together)}")
+            out.append(*(entry(i) for i in range(n, n + int(together))))
+            mark(f"done {n + int(together)}")
 
 
 def half_written(folder: Path, name: str) -> None:
