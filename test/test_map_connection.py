@@ -143,7 +143,8 @@ def test_a_disk_that_fills_up_amid_a_transaction_leaves_none_of_it(tmp_path):
     with MapWriter(path, MODELS, create=True) as writer, MapReader(path) as reader:
         writer.append(entry(0))
         size = path.stat().st_size
-        writer._connection.execute(f"PRAGMA max_page_count = {size // 8192 + 1000}")  # for ten of them: some are written
+        some = size // 8192 + 1000  # pages of ten of them: they are written before the error
+        writer._connection.execute(f"PRAGMA max_page_count = {some}")
         for _ in range(2):
             with pytest.raises(MapError, match="the disk is full"):
                 writer.append(*many)
