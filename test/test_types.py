@@ -1,4 +1,4 @@
-"""types.py: what cannot be constructed, and the frozen numbers."""
+"""types: what cannot be constructed, and the frozen numbers."""
 
 import dataclasses
 
