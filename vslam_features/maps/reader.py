@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError, MapError, VslamFeaturesError
+from ..errors import DataError, MapError
 from ..types import (
     Candidate,
     Features,
@@ -24,9 +21,9 @@ from ..types import (
     PairResult,
     Status,
 )
-from . import database
 from .reading_ahead import in_order
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
+from .row_reader import RowReader
 from .rows import Row, ids, read, scan
 from .tables import (
     CAMERAS,
@@ -38,11 +35,10 @@ from .tables import (
     META,
     MODELS,
     SESSIONS,
-    Table,
 )
 
 
-class MapReader:
+class MapReader(RowReader):
     """A map file, read-only; safe between threads, and beside a writer in any process.
 
     Opening reads the small tables only; ``headers`` reads one small row a keyframe. What follows the last keyframe that
@@ -52,23 +48,15 @@ class MapReader:
     Attributes:
         path: of the file.
         models: the identities of its descriptors; None for a role that no keyframe has.
-        meta: the counters and the origin of the map.
+        meta: the counters and the origin of the map, as they were when it was opened.
 
     Raises:
         MapFileError: no such file, not a map, another schema version.
     """
 
     def __init__(self, path: Path):
-        self.path = Path(path)
-        self._lock = threading.RLock()
-        self._checked: set[tuple[str, int]] = set()
-        self._connection = database.open_for_reading(self.path)
+        super().__init__(path)
         try:
-            with self._reading("meta"):
-                row = read(self._connection, META, 0)
-                if row is None:
-                    raise DataError("there is no row")
-                self.meta = {c.name: row[c.name] for c in META.columns}
             with self._reading("models"):
                 self._models = {r["id"]: identity_of(r) for r in scan(self._connection, MODELS)}
                 if self.meta["keyframes"] and self.models is None:
@@ -78,17 +66,6 @@ class MapReader:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> MapReader:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file. Safe to call twice."""
-        with self._lock:
-            self._connection.close()
 
     def twin(self) -> MapReader:
         """Another reader of the same file, to be used at the same time. Raises MapError where none can be had."""
@@ -118,24 +95,6 @@ class MapReader:
             if used - set(found):
                 raise DataError(f"session {min(used - set(found))} is missing")
             return found
-
-    def rows(self, table: Table, step: int = 1024) -> Iterator[Row]:
-        """All rows of a table without their arrays, in steps, so that a writer is never kept waiting for long."""
-        first, count, wanted = 0, 0, 0
-        with self._reading("meta"):
-            counter = "keyframes" if table is FEATURES else table.name
-            if counter in self.meta:  # a tree whose end is lost ends without an error
-                wanted = read(self._connection, META, 0)[counter]
-        while True:
-            with self._reading(table.name, f"{first} and on"):
-                rows = list(itertools.islice(scan(self._connection, table, first), step))
-                count += len(rows)
-                if len(rows) < step and count < wanted:
-                    raise DataError(f"{wanted} rows expected, got {count}")
-            yield from rows
-            if len(rows) < step:
-                return
-            first = rows[-1]["id"] + 1
 
     def headers(self) -> list[KeyframeHeader]:
         """Of all keyframes, in order of their ids, which are 0, 1, 2 ..."""
@@ -229,52 +188,7 @@ class MapReader:
             gated = tuple(self._candidate(r) for r in rows if r["gated"])
         return MapEntry(keyframe, self.pairs(kf_id), candidates, gated)
 
-    # -- rows ------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _reading(self, table: str, row: int | str = "?") -> Iterator[None]:
-        """One thread at a time, with errors that name the file and the table."""
-        try:
-            with self._lock, database.reported(self.path, table):
-                yield
-        except MapError:
-            raise
-        except VslamFeaturesError as error:
-            raise database.damaged(self.path, table, row, error) from error
-
-    @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[None]:
-        """The block's reads share one lock of the file, which otherwise each statement and each array takes anew."""
-        with self._lock:
-            with self._reading("meta"):
-                within = self._connection.in_transaction
-                if not within:
-                    self._connection.execute("BEGIN")
-            try:
-                yield
-            finally:
-                # Nothing was written: where SQLite has ended it already, after an error, there is nothing to end.
-                with contextlib.suppress(sqlite3.Error):
-                    if not within:
-                        self._connection.execute("ROLLBACK")
-
-    def _row(self, table: Table, row_id: int) -> Row:
-        row = read(self._connection, table, row_id)
-        if row is None and table is KEYFRAMES and not 0 <= row_id < self._count():
-            raise IndexError(f"keyframe id {row_id}: {self.path} has 0 to {self._count() - 1}")
-        if row is None:
-            raise DataError("the row is missing")
-        return row
-
-    def _count(self) -> int:
-        meta = read(self._connection, META, 0)
-        return meta["keyframes"] if meta else 0
-
-    def _array(self, row: Row, name: str) -> np.ndarray | None:
-        key = (f"{row.table.name}.{name}", row["id"])
-        array = row.array(name, checked=key not in self._checked)
-        self._checked.add(key)
-        return array
+    # -- what rows stand for ---------------------------------------------------------------
 
     def _refresh_small(self) -> None:
         self._models = {r["id"]: identity_of(r) for r in scan(self._connection, MODELS)}
