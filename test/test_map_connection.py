@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vslam_features.errors import MapDamagedError, MapError, MapFileError
-from vslam_features.maps import connection, database, reading_ahead
-from vslam_features.maps.connection import OpenFile
+from vslam_features.maps import connection, database
+from vslam_features.maps import side_by_side as module
+from vslam_features.maps.open_file import OpenFile
 from vslam_features.maps.reader import MapReader
+from vslam_features.maps.recover import recover
+from vslam_features.maps.side_by_side import side_by_side
 from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
@@ -165,8 +171,13 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("map reader")]
 
 
-def test_readers_side_by_side_give_all_in_order_and_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading_ahead, "READERS", 3)
+def first_descriptor(reader: MapReader, kf_id: int) -> float:
+    return float(reader.keyframe(kf_id).features.descriptors[0, 0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_readers_side_by_side_give_all_in_order_and_end(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(module, "READERS", 3)
     with MapReader(make(tmp_path / "a.vmap", 20)) as reader:
         used = set()
 
@@ -174,15 +185,30 @@ def test_readers_side_by_side_give_all_in_order_and_end(tmp_path, monkeypatch):
             used.add(id(one))
             return float(one.keyframe(i).global_descriptor[0])
 
-        assert list(reading_ahead.in_order(reader, read, range(20))) == list(range(20)) and len(used) == 3
-        some = reading_ahead.in_order(reader, read, range(20))
-        assert next(some) == 0 and threads()
-        some.close()
-        assert not threads()
+        assert list(side_by_side(reader, read, range(count))) == list(range(count)) and len(used) == min(3, count)
+        some = side_by_side(reader, read, range(count))
+        assert next(some) == 0 and not threads()
+        del some
+        assert descriptors_of(reader.path) == 2  # SQLite's, and that of all
         with pytest.raises(IndexError, match="keyframe id 20"):
-            list(reading_ahead.in_order(reader, read, range(19, 25)))
+            list(side_by_side(reader, read, range(19, 25)))
         assert not threads() and reader.keyframe(3).id == 3
     assert not OpenFile._opened
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_without_threads_one_reader_reads_all(tmp_path, monkeypatch, after):
+    start, left = threading.Thread.start, [after]
+
+    def some(self):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with MapReader(make(tmp_path / "a.vmap", 12)) as reader:
+        monkeypatch.setattr(threading.Thread, "start", some)
+        assert list(side_by_side(reader, first_descriptor, range(12))) == [1] * 12
 
 
 def test_readers_side_by_side_never_read_another_map(tmp_path):
@@ -192,8 +218,7 @@ def test_readers_side_by_side_never_read_another_map(tmp_path):
         os.replace(make(tmp_path / "b.vmap", 200, fill=7), path)
         with pytest.raises(MapError, match="another file has taken the place"):
             reader.twin()
-        found = list(reading_ahead.in_order(reader, lambda r, i: r.keyframe(i).features.descriptors[0, 0], range(200)))
-        assert found == [1] * 200
+        assert list(side_by_side(reader, first_descriptor, range(200))) == [1] * 200
         assert [i for i, _ in reader.global_descriptors()] == list(range(200))
 
 
@@ -206,3 +231,96 @@ def test_damage_that_one_of_several_readers_finds_is_told(tmp_path):
         with pytest.raises(MapDamagedError, match=r"global_descriptors, row 150: descriptor: the checksum is wrong"):
             list(reader.global_descriptors())
         assert not threads()
+
+
+def test_readers_that_nobody_closed_leave_nothing_when_they_are_collected(tmp_path):
+    path = make(tmp_path / "a.vmap", 300)
+    for _ in range(5):
+        reader = MapReader(path)
+        some = reader.global_descriptors()
+        next(some)
+        reader.kept = some  # a circle, which only the garbage collector finds
+    del reader, some
+    gc.collect()
+    assert not OpenFile._opened and descriptors_of(path) == 0
+
+
+def test_a_file_can_be_released_amid_an_acquisition(tmp_path, monkeypatch):
+    """As a garbage collection or a signal does it, in the very thread that has the guard."""
+    path, other = make(tmp_path / "a.vmap"), make(tmp_path / "b.vmap")
+    file, stat, times = OpenFile.acquire(path), os.stat, []
+
+    def interrupted(*args, **kwargs):
+        if not times:
+            times.append(file.release())
+        return stat(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", interrupted)
+        second = OpenFile.acquire(other)
+    assert times and descriptors_of(path) == 0 and descriptors_of(other) == 1
+    second.release()
+    assert not OpenFile._opened
+
+
+def test_what_recover_reads_leaves_the_locks_of_this_process(tmp_path):
+    path = make(tmp_path / "a.vmap")
+    with MapReader(path) as reader, reader._snapshot():
+        reader.keyframe(1)
+        assert "locked" in what_another_program_gets(path)
+        recover(path, tmp_path / "b.vmap")
+        assert "locked" in what_another_program_gets(path)
+    with MapReader(tmp_path / "b.vmap") as reader:
+        assert len(reader.headers()) == 3
+
+
+def test_a_path_with_two_slashes(tmp_path):
+    path = make(Path(f"/{tmp_path}/a b?.vmap"))
+    with MapReader(path) as reader:
+        assert len(reader.headers()) == 3
+
+
+WRITES_WITHOUT_A_PAUSE = """
+import sys
+import numpy as np
+from vslam_features.maps.writer import MapWriter
+from test_map_connection import MODELS, entry
+with MapWriter(sys.argv[1], MODELS) as writer:
+    for round in range(1000):
+        writer.append(*(entry(len(writer) + i, channels=500_000) for i in range(8)))  # 2 MB each
+        print(len(writer), flush=True)
+"""
+
+
+def test_a_reader_is_not_starved_by_a_writer_that_never_pauses(tmp_path):
+    path = make(tmp_path / "a.vmap")
+    command = [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
+        try:
+            assert other.stdout.readline().strip() == "11"
+            waits = []
+            for _ in range(10):
+                begin = time.monotonic()
+                with MapReader(path) as reader:
+                    reader.keyframe(1)
+                waits.append(time.monotonic() - begin)
+            assert other.poll() is None
+        finally:
+            other.kill()
+    assert sorted(waits)[5] < 1 and max(waits) < 5, waits  # a transaction takes a tenth of a second
+
+
+def test_a_writer_waits_once_for_one_who_reads_on(tmp_path, monkeypatch):
+    path, many = make(tmp_path / "a.vmap"), [entry(3 + i, channels=200_000) for i in range(16)]
+    monkeypatch.setattr("vslam_features.maps.writer.BUSY_S", 0.5)
+    with MapWriter(path, MODELS) as writer, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM meta").fetchall()
+        begin = time.monotonic()
+        with pytest.raises(MapError, match="another process holds it"):
+            writer.append(*many)
+        assert 0.4 < time.monotonic() - begin < 5
+        other.execute("COMMIT")
+        writer.append(*many)
+        assert len(writer) == 19
+    assert not verify(path).damaged

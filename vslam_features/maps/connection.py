@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
-import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from ..errors import MapError
+from .open_file import OpenFile
+
+T = TypeVar("T")
 
 BUSY_S = 30.0
-"""Another process that reads or writes holds its lock for one keyframe, or for one step of a copy."""
+"""Another process holds the file for a few keyframes that it writes, or for a copy of the map that it makes."""
 
+_POLL_MS = 2
 _ATTEMPTS = 3
 
 
 class MapConnection(sqlite3.Connection):
-    """An SQLite connection to a map; ``file`` is the same file."""
+    """An SQLite connection to a map.
+
+    Attributes:
+        file: the same file.
+        waits_s: a statement that finds the file locked is tried again for so long. SQLite itself looks every 100 ms,
+            and would miss the few between two transactions of a writer that never pauses.
+    """
 
     file: OpenFile | None = None
+    waits_s = 0.0
+
+    def execute(self, *arguments) -> sqlite3.Cursor:
+        """As of any connection."""
+        return self._waiting(super().execute, *arguments)
+
+    def blobopen(self, *arguments, **options) -> sqlite3.Blob:
+        """As of any connection, from Python 3.11 on."""
+        return self._waiting(super().blobopen, *arguments, **options)
+
+    def _waiting(self, call: Callable[..., T], *arguments, **options) -> T:
+        end = None
+        while True:
+            try:
+                return call(*arguments, **options)
+            except sqlite3.OperationalError as error:
+                if not self.waits_s or "locked" not in str(error):
+                    raise
+                end = end or time.monotonic() + self.waits_s
+                if time.monotonic() > end:
+                    raise
 
     def close(self) -> None:
         """Let go of the file. Safe to call twice."""
@@ -28,80 +62,26 @@ class MapConnection(sqlite3.Connection):
         if file is not None:
             file.release()
 
-
-class OpenFile:
-    """A map file that is open once in a process, for all connections to it.
-
-    Where a process closes any descriptor of a file, POSIX takes all its locks on that file away, SQLite's as well
-    (https://www.sqlite.org/howtocorrupt.html, section 2.2). So this one is closed after the last connection.
-    """
-
-    _guard = threading.Lock()
-    _opened: dict[tuple[int, int], OpenFile] = {}  # by device and inode: one file may have several names
-
-    def __init__(self, key: tuple[int, int], descriptor: int):
-        self._key, self._descriptors, self._uses = key, [descriptor], 0
-        self._written = os.fstat(descriptor).st_size
-
-    @classmethod
-    def acquire(cls, path: Path) -> OpenFile:
-        """The file that has this name now; ``release`` it after the connection was closed. Raises OSError."""
-        with cls._guard:
-            opened = cls._opened.get(_key(os.stat(path)))
-            if opened is None:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                key = _key(os.fstat(descriptor))
-                opened = cls._opened.get(key)
-                if opened is None:
-                    opened = cls._opened[key] = cls(key, descriptor)
-                else:  # renamed in between, to one that is open: to close this one would end its locks
-                    opened._descriptors.append(descriptor)
-            opened._uses += 1
-            return opened
-
-    def release(self) -> None:
-        """One connection less."""
-        with self._guard:
-            self._uses -= 1
-            if self._uses == 0:
-                del self._opened[self._key]
-                for descriptor in self._descriptors:
-                    os.close(descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        """For reading. Never close it, nor a duplicate of it."""
-        return self._descriptors[0]
-
-    def start_writing(self) -> None:
-        """Have the system write what was added to the file since the last call, without waiting for it.
-
-        A system that takes no such advice writes it when it is synced.
-        """
-        size = os.fstat(self.descriptor).st_size
-        if size > self._written and hasattr(os, "posix_fadvise"):
-            # On Linux this starts to write dirty pages at once; they stay in memory, only written ones are dropped.
-            os.posix_fadvise(self.descriptor, self._written, size - self._written, os.POSIX_FADV_DONTNEED)
-        self._written = size
-
-    def is_at(self, path: Path) -> bool:
-        """True while this is the file of that name. Raises OSError where there is none."""
-        return _key(os.stat(path)) == self._key
+    def __del__(self):
+        with contextlib.suppress(Exception):  # while the interpreter ends
+            self.close()
 
 
-def connect(path: Path, mode: str) -> MapConnection:
+def connect(path: Path, mode: str, writes: bool = False) -> MapConnection:
     """Open a map that is there. ``mode``: SQLite's ``ro`` or ``rw``. Raises sqlite3.Error, OSError, MapError."""
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
+    uri = f"file://{quote(os.fsencode(path.absolute()))}?mode={mode}"
+    timeout_s = BUSY_S if writes else _POLL_MS / 1e3
     for _ in range(_ATTEMPTS):
         file = OpenFile.acquire(path)
         try:
             connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=MapConnection
+                uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False, factory=MapConnection
             )
         except BaseException:
             file.release()
             raise
         connection.file = file
+        connection.waits_s = 0.0 if writes else BUSY_S
         try:
             if file.is_at(path):
                 return connection
@@ -110,7 +90,3 @@ def connect(path: Path, mode: str) -> MapConnection:
             raise
         connection.close()
     raise MapError(f"{path}: other files take its place again and again while it is opened; try again")
-
-
-def _key(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

@@ -68,7 +68,7 @@ def open_for_writing(path: Path) -> MapConnection:
     """As ``open_for_reading``, for the one writer. Hold its lock (:class:`~.lock.WriterLock`) first."""
     _must_exist(path)
     with reported(path):
-        connection = _checked(path, _connect(path, "rw"))
+        connection = _checked(path, _connect(path, "rw", writes=True))
         # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
         connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
@@ -102,12 +102,12 @@ _DAMAGED = ("malformed", "decode to UTF-8", "no such", "cannot open value", "SQL
 _RECOVER = "'map recover' saves what is intact"
 
 
-def _connect(path: Path, mode: str) -> MapConnection:
+def _connect(path: Path, mode: str, writes: bool = False) -> MapConnection:
     try:
-        connection = connect(path, mode)
+        connection = connect(path, mode, writes)
     except OSError as error:
-        why = error.strerror or error
-        raise MapFileError(f"{path}: {why}: check the permissions of the file and its folder") from error
+        advice = ": check the permissions of the file and its folder" if isinstance(error, PermissionError) else ""
+        raise MapFileError(f"{path}: {error.strerror or error}{advice}") from error
     try:
         # A file that somebody else made may define what it likes: nothing of it is to run.
         connection.execute("PRAGMA trusted_schema = OFF")

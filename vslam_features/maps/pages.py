@@ -12,10 +12,12 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import DataError
+from .open_file import OpenFile
 from .rows import Row, Value
 from .tables import PAGE_SIZE, TABLES, Table
 
@@ -57,8 +59,8 @@ class PageFile:
     """
 
     def __init__(self, path: Path):
-        self._file = open(path, "rb", buffering=0)
-        self.nbytes = os.fstat(self._file.fileno()).st_size
+        self._file = OpenFile.acquire(path)  # somebody else in this process may have a connection to it
+        self.nbytes = os.fstat(self._file.descriptor).st_size
 
     def __enter__(self) -> PageFile:
         return self
@@ -67,8 +69,10 @@ class PageFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        """Let go of the file. Safe to call twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.release()
 
     def rows(self, progress: Progress | None = None) -> Iterator[FoundRow]:
         """All rows with right checksums, in the order of the file; arrays are not read. A row may come twice.
@@ -87,6 +91,11 @@ class PageFile:
                     yield row
             if progress:
                 progress(min(base + _CHUNK, self.nbytes), self.nbytes)
+
+    def copy_to(self, file: BinaryIO) -> None:
+        """Write all bytes to another file. Raises OSError."""
+        for base in range(0, self.nbytes, _CHUNK):
+            file.write(self._read(base, _CHUNK))
 
     def row(self, offset: int, table: Table) -> FoundRow | None:
         """The row at an offset that ``rows`` gave; None where it has changed since."""
@@ -118,7 +127,7 @@ class PageFile:
         return b"".join(parts)
 
     def _read(self, offset: int, count: int) -> bytes:
-        return os.pread(self._file.fileno(), count, offset)
+        return os.pread(self._file.descriptor, count, offset)
 
     def _row(self, page: bytes, at: int, offset: int) -> FoundRow | None:
         """The row whose record begins at ``at`` of a page; None where there is none."""

@@ -21,10 +21,10 @@ from ..types import (
     PairResult,
     Status,
 )
-from .reading_ahead import in_order
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .row_reader import RowReader
 from .rows import Row, ids, read, scan
+from .side_by_side import side_by_side
 from .tables import (
     CAMERAS,
     FEATURES,
@@ -139,7 +139,7 @@ class MapReader(RowReader):
             if len(there) != count:
                 raise DataError(f"{count} rows expected, got {len(there)}")
         batches = [there[i : i + _BATCH] for i in range(0, count, _BATCH)]
-        for found in in_order(self, MapReader._global_descriptors, batches):
+        for found in side_by_side(self, MapReader._global_descriptors, batches):
             yield from found
 
     def _global_descriptors(self, kf_ids: list[int]) -> list[tuple[int, np.ndarray]]:

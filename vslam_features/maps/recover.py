@@ -19,7 +19,7 @@ from ..types import Candidate, Features, Keyframe, MapEntry, MapModels, PairKind
 from .copy import placed_map
 from .database import has_journal
 from .lock import is_written
-from .pages import FoundRow, Progress
+from .pages import FoundRow, PageFile, Progress
 from .records import camera_of, features_of, identity_of, matches_of, member_of, pose_of
 from .salvage import Salvage
 from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, MODELS, SESSIONS
@@ -130,7 +130,8 @@ def _same_map(salvage: Salvage, other: Salvage) -> bool:
 
 def _rolled_back(source: Path, journal: Path, folder: Path) -> Path | None:
     copy = folder / "map"
-    shutil.copyfile(source, copy)
+    with PageFile(source) as pages, open(copy, "wb") as file:
+        pages.copy_to(file)
     shutil.copyfile(journal, folder / "map-journal")
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -87,11 +87,11 @@ class RowReader:
     def _snapshot(self) -> Iterator[None]:
         """The block's reads share one lock of the file, which otherwise each statement and each array takes anew."""
         with self._lock:
-            with self._reading("meta"):
-                within = self._connection.in_transaction
-                if not within:
-                    self._connection.execute("BEGIN")
+            within = self._connection.in_transaction
             try:
+                with self._reading("meta"):
+                    if not within:
+                        self._connection.execute("BEGIN")
                 yield
             finally:
                 # Nothing was written: where SQLite has ended it already, after an error, there is nothing to end.

@@ -14,6 +14,7 @@ from ..errors import DataError, IdentityError, MapError
 from ..types import Keyframe, MapEntry, MapModels, ModelIdentity, PairKind, PairResult
 from . import database
 from .arrays import Packed
+from .connection import BUSY_S
 from .copy import Progress, copy_connection
 from .lock import WriterLock
 from .packing import Packer
@@ -77,11 +78,14 @@ class MapWriter:
             with self._guarded("keyframes"), Packer([entry.keyframe for entry in entries]) as packer:
                 self._hold()
                 self._cache(database.WRITE_CACHE if len(entries) == 1 else database.BATCH_CACHE)
+                self._patience(BUSY_S)
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._patience(0)  # what cannot go to the file yet, since somebody reads, stays in memory
                 for entry in entries:
                     self._insert(entry, packer)
                     packer.beside(self._connection.file.start_writing)
                 update(self._connection, META, 0, self._meta | self._counts)
+                self._patience(BUSY_S)
                 self._connection.execute("COMMIT")
         except BaseException:
             stored = before[0]["keyframes"]
@@ -128,6 +132,9 @@ class MapWriter:
 
     def _guarded(self, table: str):
         return database.reported(self.path, table)
+
+    def _patience(self, seconds: float) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def _cache(self, nbytes: int) -> None:
         if nbytes != self._cache_bytes:
