@@ -69,7 +69,7 @@ class Vmap(Contender):
 
 
 class Waiting(Contender):
-    """A map file whose keyframes had to wait, as they do when they come faster than the disk: 16 in a transaction."""
+    """A map file whose keyframes had to wait, as they do when they come faster than the disk: 24 in a transaction."""
 
     at_once = BATCH
 

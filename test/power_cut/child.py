@@ -86,7 +86,7 @@ def writer(folder: Path, count: str, until: str = "closed") -> None:
 
 def waited(folder: Path, rounds: str, together: str) -> None:
     """Keyframes that share transactions, parts of which go to the file before the end: as with large keyframes."""
-    database.BATCH_CACHE = 32 << 10
+    database.batch_cache = lambda largest: 32 << 10
     with MapWriter(folder / "a.vmap", MODELS, create=True) as out:
         for n in range(0, int(rounds) * int(together), int(together)):
             mark(f"begun {n + int(together)}")

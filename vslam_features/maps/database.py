@@ -21,12 +21,18 @@ from .rows import insert
 from .tables import APPLICATION_ID, META, PAGE_SIZE, SCHEMA_VERSION, TABLES
 
 SOFTWARE = f"vslam_features {__version__}"
-WRITE_CACHE, BATCH_CACHE = 20 << 20, 4 << 20
-"""What a transaction keeps in memory; what is beyond that is handed to the system before its end.
+WRITE_CACHE = 20 << 20
+"""What a transaction keeps in memory at most; what is beyond that is handed to the system before its end."""
 
-For one keyframe that would be one more sync of the journal. For many it lets the disk write the first ones while the
-others are still prepared.
-"""
+
+def batch_cache(largest: int) -> int:
+    """What one of several keyframes keeps in memory, for the bytes of the largest: the disk writes the first ones while
+    the others are still prepared.
+
+    For a single keyframe that would be one more sync of the journal. Less than the largest needs would write its pages
+    twice.
+    """
+    return min(WRITE_CACHE, max(1 << 20, -(-largest * 7 // 5 >> 18) << 18))
 
 
 def create(path: Path) -> None:

@@ -26,7 +26,7 @@ RETRY_S = 1.0
 ROOM_S = 2.0
 """A disk that is slow gets this time to take a keyframe, before one is refused."""
 
-BATCH, BATCH_BYTES = 16, 40 << 20
+BATCH, BATCH_BYTES = 24, 60 << 20
 """Most that one transaction holds."""
 
 HOLD_S = 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from .lock import WriterLock
 from .packing import Packer
 from .records import camera_of, identity_of, matrix_of
 from .rows import Value, insert, read, scan, update
+from .store import entry_bytes
 from .tables import CAMERAS, FEATURES, GLOBAL_DESCRIPTORS, KEYFRAMES, LOOPS, MATCHES, META, MODELS, SESSIONS
 
 
@@ -77,7 +79,7 @@ class MapWriter:
         try:
             with self._guarded("keyframes"), Packer([entry.keyframe for entry in entries]) as packer:
                 self._hold()
-                self._cache(database.WRITE_CACHE if len(entries) == 1 else database.BATCH_CACHE)
+                self._cache(entries)
                 self._patience(BUSY_S)
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._patience(0)  # what cannot go to the file yet, since somebody reads, stays in memory
@@ -136,7 +138,9 @@ class MapWriter:
     def _patience(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
-    def _cache(self, nbytes: int) -> None:
+    def _cache(self, entries: Sequence[MapEntry]) -> None:
+        largest = max(map(entry_bytes, entries), default=0)
+        nbytes = database.WRITE_CACHE if len(entries) == 1 else database.batch_cache(largest)
         if nbytes != self._cache_bytes:
             self._connection.execute(f"PRAGMA cache_size = -{nbytes >> 10}")
             self._cache_bytes = nbytes
