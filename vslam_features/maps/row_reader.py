@@ -87,9 +87,10 @@ class RowReader:
     def _snapshot(self) -> Iterator[None]:
         """The block's reads share one lock of the file, which otherwise each statement and each array takes anew."""
         with self._lock:
-            within = self._connection.in_transaction
+            within = True
             try:
                 with self._reading("meta"):
+                    within = self._connection.in_transaction
                     if not within:
                         self._connection.execute("BEGIN")
                 yield
