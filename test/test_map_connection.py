@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vslam_features.errors import MapDamagedError, MapError, MapFileError
+from vslam_features.errors import DataError, MapDamagedError, MapError, MapFileError
 from vslam_features.maps import connection, database
 from vslam_features.maps import side_by_side as module
 from vslam_features.maps.open_file import OpenFile
 from vslam_features.maps.reader import MapReader
 from vslam_features.maps.recover import recover
+from vslam_features.maps.rows import scan
 from vslam_features.maps.side_by_side import side_by_side
+from vslam_features.maps.tables import KEYFRAMES
 from vslam_features.maps.verify import verify
 from vslam_features.maps.writer import MapWriter
 from vslam_features.types import Features, Keyframe, MapEntry, MapModels, ModelIdentity
@@ -308,6 +311,56 @@ def test_a_reader_is_not_starved_by_a_writer_that_never_pauses(tmp_path):
         finally:
             other.kill()
     assert sorted(waits)[5] < 1 and max(waits) < 5, waits  # a transaction takes a tenth of a second
+
+
+KILLED_AMID_A_TRANSACTION = """
+import os, signal, sys
+from vslam_features.maps.writer import MapWriter
+from test_map_connection import MODELS, entry
+writer = MapWriter(sys.argv[1], MODELS)
+insert = writer._insert
+def killed(entry, packer):
+    insert(entry, packer)
+    if entry.keyframe.id == 15:
+        os.kill(os.getpid(), signal.SIGKILL)
+writer._insert = killed
+writer.append(*(entry(3 + i, channels=500_000) for i in range(16)))
+"""
+
+
+def test_a_reader_reads_on_after_a_writer_was_killed_amid_a_transaction(tmp_path):
+    """Parts of it are in the file: somebody has to roll it back, and a connection for reading may not."""
+    path = make(tmp_path / "a.vmap")
+    with MapReader(path) as reader:
+        reader.keyframe(1)
+        command = [sys.executable, "-c", KILLED_AMID_A_TRANSACTION, str(path)]
+        done = subprocess.run(command, cwd=Path(__file__).parent, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL and database.has_journal(path)
+        assert path.stat().st_size > 10e6
+        assert reader.keyframe(2).id == 2 and len(reader.headers()) == 3
+    assert not verify(path).damaged
+
+
+def test_a_reader_that_is_closed_amid_its_rows_leaves_no_lock(tmp_path):
+    """Else the next one would have SQLite's lock only in SQLite's own books."""
+    path = make(tmp_path / "a.vmap")
+    reader = MapReader(path)
+    some = scan(reader._connection, KEYFRAMES)
+    next(some)
+    reader.close()
+    with MapReader(path) as second, second._snapshot():
+        second.keyframe(1)
+        assert "locked" in what_another_program_gets(path)
+    assert what_another_program_gets(path) == "got it"
+    with pytest.raises(sqlite3.ProgrammingError):
+        next(some)
+
+
+def test_a_writer_is_as_patient_after_an_error_as_before(tmp_path):
+    with MapWriter(make(tmp_path / "a.vmap"), MODELS) as writer:
+        with pytest.raises(DataError, match="keyframe 3 is the next one"):
+            writer.append(entry(9), entry(10))
+        assert writer._connection.execute("PRAGMA busy_timeout").fetchone() == (int(connection.BUSY_S * 1000),)
 
 
 def test_a_writer_waits_once_for_one_who_reads_on(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -30,25 +31,39 @@ class MapConnection(sqlite3.Connection):
         file: the same file.
         waits_s: a statement that finds the file locked is tried again for so long. SQLite itself looks every 100 ms,
             and would miss the few between two transactions of a writer that never pauses.
+        repairs: the map, whose crashed writer's transaction is rolled back where this connection may not do it.
     """
 
     file: OpenFile | None = None
     waits_s = 0.0
+    repairs: Path | None = None
+
+    def __init__(self, *arguments, **options):
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+        super().__init__(*arguments, **options)
 
     def execute(self, *arguments) -> sqlite3.Cursor:
         """As of any connection."""
-        return self._waiting(super().execute, *arguments)
+        cursor = self._waiting(super().execute, *arguments)
+        self._cursors.add(cursor)
+        return cursor
 
     def blobopen(self, *arguments, **options) -> sqlite3.Blob:
         """As of any connection, from Python 3.11 on."""
         return self._waiting(super().blobopen, *arguments, **options)
 
     def _waiting(self, call: Callable[..., T], *arguments, **options) -> T:
-        end = None
+        end, repaired = None, self.repairs is None
         while True:
             try:
                 return call(*arguments, **options)
             except sqlite3.OperationalError as error:
+                if "readonly" in str(error) and not repaired:
+                    repaired = True
+                    with contextlib.suppress(sqlite3.Error, OSError, MapError):  # else the error is that of this one
+                        if self.file.is_at(self.repairs):
+                            roll_back(self.repairs)
+                    continue
                 if not self.waits_s or "locked" not in str(error):
                     raise
                 end = end or time.monotonic() + self.waits_s
@@ -57,6 +72,10 @@ class MapConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Let go of the file. Safe to call twice."""
+        for cursor in list(
+            self._cursors
+        ):  # one that is not at its end keeps SQLite's lock, also of a closed connection
+            cursor.close()
         super().close()
         file, self.file = self.file, None
         if file is not None:
@@ -82,7 +101,12 @@ def connect(path: Path, mode: str, writes: bool = False) -> MapConnection:
             raise
         connection.file = file
         connection.waits_s = 0.0 if writes else BUSY_S
+        connection.repairs = path if mode == "ro" else None
         try:
+            # A file that somebody else made may define what it likes: nothing of it is to run.
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("PRAGMA cache_size = -4096")
             if file.is_at(path):
                 return connection
         except BaseException:
@@ -90,3 +114,9 @@ def connect(path: Path, mode: str, writes: bool = False) -> MapConnection:
             raise
         connection.close()
     raise MapError(f"{path}: other files take its place again and again while it is opened; try again")
+
+
+def roll_back(path: Path) -> None:
+    """Undo what a crash left half-written, as opening for writing does. Raises as ``connect``."""
+    with contextlib.closing(connect(path, "rw")) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import MapDamagedError, MapError, MapFileError
-from .connection import BUSY_S, MapConnection, connect
+from .connection import BUSY_S, MapConnection, connect, roll_back
 from .placing import placed_file
 from .rows import insert
 from .tables import APPLICATION_ID, META, PAGE_SIZE, SCHEMA_VERSION, TABLES
@@ -61,10 +61,10 @@ def open_for_reading(path: Path) -> MapConnection:
     """
     _must_exist(path)
     if has_journal(path):  # of a crash, or of somebody who writes now: SQLite tells them apart
-        with reported(path, "roll back what a crash left half-written"), contextlib.closing(_connect(path, "rw")) as c:
-            c.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    with reported(path):
-        connection = _checked(path, _connect(path, "ro"))
+        with reported(path, "roll back what a crash left half-written"), _opening(path):
+            roll_back(path)
+    with reported(path), _opening(path):
+        connection = _checked(path, connect(path, "ro"))
         # Arrays are read once from end to end: a small cache stays in the processor's, which saves a tenth of the time.
         connection.execute("PRAGMA cache_size = -256")
         return connection
@@ -73,8 +73,8 @@ def open_for_reading(path: Path) -> MapConnection:
 def open_for_writing(path: Path) -> MapConnection:
     """As ``open_for_reading``, for the one writer. Hold its lock (:class:`~.lock.WriterLock`) first."""
     _must_exist(path)
-    with reported(path):
-        connection = _checked(path, _connect(path, "rw", writes=True))
+    with reported(path), _opening(path):
+        connection = _checked(path, connect(path, "rw", writes=True))
         # A journal that is overwritten rather than shrunk and grown: its syncs need no change of the file system's own.
         connection.execute("PRAGMA journal_mode = PERSIST")
         connection.execute("PRAGMA synchronous = FULL")
@@ -108,21 +108,13 @@ _DAMAGED = ("malformed", "decode to UTF-8", "no such", "cannot open value", "SQL
 _RECOVER = "'map recover' saves what is intact"
 
 
-def _connect(path: Path, mode: str, writes: bool = False) -> MapConnection:
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
     try:
-        connection = connect(path, mode, writes)
+        yield
     except OSError as error:
         advice = ": check the permissions of the file and its folder" if isinstance(error, PermissionError) else ""
         raise MapFileError(f"{path}: {error.strerror or error}{advice}") from error
-    try:
-        # A file that somebody else made may define what it likes: nothing of it is to run.
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-        connection.execute("PRAGMA cache_size = -4096")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _checked(path: Path, connection: MapConnection) -> MapConnection:

@@ -92,6 +92,7 @@ class MapWriter:
         except BaseException:
             stored = before[0]["keyframes"]
             with contextlib.suppress(Exception):
+                self._patience(BUSY_S)
                 self._let_go()
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
