@@ -83,7 +83,7 @@ def test_the_graph_is_the_published_one_and_computes_the_descriptor(tmp_path):
         with torch.no_grad():
             expected = model(image).numpy()
         got = session.run(None, {session.get_inputs()[0].name: image.numpy()})[0]
-        np.testing.assert_allclose(got, expected, atol=1e-6)
+        np.testing.assert_allclose(got, expected, atol=5e-6)  # kernels of two libraries, of any processor
 
 
 def test_without_the_rewrites_the_graph_has_what_they_are_for():
