@@ -83,7 +83,7 @@ lint: $(READY)
 COMPAT := $(VENV)-compat
 CORE_TESTS := $(addprefix test/test_,$(addsuffix .py,camera images preprocessing pose_track types config registry features matching \
 	geometry retrieval index keyframes loops frontend overlapping core_imports card engine models learned empty_guard gate weights \
-	keyframe_map file_store map_file map_load map_reading map_writing map_keeper exchange_legacy exchange_pickle npy_file))
+	keyframe_map file_store map_file map_load map_reading map_connection map_writing map_keeper exchange_legacy exchange_pickle npy_file))
 
 $(COMPAT)/.installed: Makefile
 	$(PYTHON) -m venv $(COMPAT)

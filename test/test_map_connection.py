@@ -59,6 +59,12 @@ def what_another_program_gets(path) -> str:
     return done.stdout.strip() or done.stderr
 
 
+def with_these_tests() -> dict[str, str]:
+    """The environment of a process that imports this file."""
+    here = Path(__file__).parent
+    return os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+
+
 def descriptors_of(path) -> int:
     """Open files of this process that are this one."""
     own, found = os.stat(path), 0
@@ -298,7 +304,7 @@ with MapWriter(sys.argv[1], MODELS) as writer:
 def test_a_reader_is_not_starved_by_a_writer_that_never_pauses(tmp_path):
     path = make(tmp_path / "a.vmap")
     command = [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=with_these_tests()) as other:
         try:
             assert other.stdout.readline().strip() == "11"
             waits = []
@@ -334,7 +340,7 @@ def test_a_reader_reads_on_after_a_writer_was_killed_amid_a_transaction(tmp_path
     with MapReader(path) as reader:
         reader.keyframe(1)
         command = [sys.executable, "-c", KILLED_AMID_A_TRANSACTION, str(path)]
-        done = subprocess.run(command, cwd=Path(__file__).parent, timeout=60, check=False)
+        done = subprocess.run(command, env=with_these_tests(), timeout=60, check=False)
         assert done.returncode == -signal.SIGKILL and database.has_journal(path)
         assert path.stat().st_size > 10e6
         assert reader.keyframe(2).id == 2 and len(reader.headers()) == 3
