@@ -72,9 +72,7 @@ class MapConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Let go of the file. Safe to call twice."""
-        for cursor in list(
-            self._cursors
-        ):  # one that is not at its end keeps SQLite's lock, also of a closed connection
+        for cursor in list(self._cursors):  # one that is not at its end keeps SQLite's lock after the close
             cursor.close()
         super().close()
         file, self.file = self.file, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -13,6 +12,7 @@ from ..half import exact_half
 from ..types import Keyframe
 from .arrays import Packed, pack
 from .tables import FEATURES, GLOBAL_DESCRIPTORS
+from .threads import started
 
 T = TypeVar("T")
 
@@ -74,8 +74,4 @@ class Packer:
         return None if keyframe is None else self._submit(lambda: pack_keyframe(keyframe))
 
     def _submit(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Waits for the work and gives what it made, or does it where there is no thread."""
-        if self._pool is not None:
-            with contextlib.suppress(RuntimeError):  # none is to be had while the interpreter ends and a map is closed
-                return self._pool.submit(work).result
-        return work
+        return work if self._pool is None else started(self._pool, work)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import DataError, IdentityError, MapError, MapFileError
 from ..types import Candidate, Features, Keyframe, MapEntry, MapModels, PairKind, PairResult, Pose
+from .connection import roll_back
 from .copy import placed_map
 from .database import has_journal
 from .lock import is_written
@@ -133,8 +134,8 @@ def _rolled_back(source: Path, journal: Path, folder: Path) -> Path | None:
     with PageFile(source) as pages, open(copy, "wb") as file:
         pages.copy_to(file)
     shutil.copyfile(journal, folder / "map-journal")
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    with contextlib.suppress(sqlite3.Error):
+        roll_back(copy)
     return copy if not (folder / "map-journal").exists() or (folder / "map-journal").stat().st_size == 0 else None
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import MapError
+from .threads import started
 
 if TYPE_CHECKING:
     from .reader import MapReader
@@ -33,12 +35,7 @@ def side_by_side(reader: MapReader, read: Callable[[MapReader, T], R], batches: 
 
 
 def _at_once(readers: Sequence[MapReader], read: Callable[[MapReader, T], R], batches: Sequence[T]) -> list[R]:
-    results = []
+    own, *others = (partial(read, *pair) for pair in zip(readers, batches))
     with ThreadPoolExecutor(len(readers), thread_name_prefix="map reader") as pool:
-        for one, batch in list(zip(readers, batches))[1:]:
-            try:
-                results.append(pool.submit(read, one, batch).result)
-            except RuntimeError:  # no thread is to be had, as while the interpreter ends
-                results.append(lambda one=one, batch=batch: read(one, batch))
-        first = read(readers[0], batches[0])  # in this thread
-        return [first, *(result() for result in results)]
+        results = [started(pool, work) for work in others]
+        return [own(), *(result() for result in results)]

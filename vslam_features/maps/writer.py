@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,19 +80,16 @@ class MapWriter:
             with self._guarded("keyframes"), Packer([entry.keyframe for entry in entries]) as packer:
                 self._hold()
                 self._cache(entries)
-                self._patience(BUSY_S)
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._patience(0)  # what cannot go to the file yet, since somebody reads, stays in memory
-                for entry in entries:
-                    self._insert(entry, packer)
-                    packer.beside(self._connection.file.start_writing)
-                update(self._connection, META, 0, self._meta | self._counts)
-                self._patience(BUSY_S)
+                with self._waiting_for_nobody():
+                    for entry in entries:
+                        self._insert(entry, packer)
+                        packer.beside(self._connection.file.start_writing)
+                    update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
         except BaseException:
             stored = before[0]["keyframes"]
             with contextlib.suppress(Exception):
-                self._patience(BUSY_S)
                 self._let_go()
                 if self._connection.in_transaction:  # after some errors SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
@@ -136,8 +133,14 @@ class MapWriter:
     def _guarded(self, table: str):
         return database.reported(self.path, table)
 
-    def _patience(self, seconds: float) -> None:
-        self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+    @contextlib.contextmanager
+    def _waiting_for_nobody(self) -> Iterator[None]:
+        """What cannot go to the file yet, since somebody reads, stays in memory; only the commit waits, once."""
+        try:
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            yield
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
 
     def _cache(self, entries: Sequence[MapEntry]) -> None:
         largest = max(map(entry_bytes, entries), default=0)
