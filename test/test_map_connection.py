@@ -153,6 +153,17 @@ def test_what_is_added_to_the_file_is_written_early_and_once(tmp_path, monkeypat
         assert [len(reader.keyframe(h.id).features) for h in reader.headers()] == [2] * 32
 
 
+def test_what_single_keyframes_added_stays_in_memory_when_several_follow(tmp_path, monkeypatch):
+    asked, path = [], tmp_path / "a.vmap"
+    with MapWriter(path, MODELS, create=True) as writer:
+        for i in range(3):
+            writer.append(entry(i, channels=200_000))
+        synced = path.stat().st_size
+        monkeypatch.setattr(os, "posix_fadvise", lambda *args: asked.append(args), raising=False)
+        writer.append(*(entry(i, channels=200_000) for i in range(3, 11)))
+    assert synced > 2e6 and min(start for _, start, _, _ in asked) == synced
+
+
 def test_a_disk_that_fills_up_amid_a_transaction_leaves_none_of_it(tmp_path):
     path, many = tmp_path / "a.vmap", [entry(i, channels=200_000) for i in range(1, 17)]
     with MapWriter(path, MODELS, create=True) as writer, MapReader(path) as reader:

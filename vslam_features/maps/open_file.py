@@ -64,6 +64,10 @@ class OpenFile:
             os.posix_fadvise(self.descriptor, self._written, size - self._written, os.POSIX_FADV_DONTNEED)
         self._written = size
 
+    def pass_over(self) -> None:
+        """What was added since the last ``start_writing`` is synced: the next one is to leave it in memory."""
+        self._written = os.fstat(self.descriptor).st_size
+
     def is_at(self, path: Path) -> bool:
         """True while this is the file of that name. Raises OSError where there is none."""
         return _key(os.stat(path)) == self._key

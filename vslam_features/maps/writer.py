@@ -87,6 +87,8 @@ class MapWriter:
                         packer.beside(self._connection.file.start_writing)
                     update(self._connection, META, 0, self._meta | self._counts)
                 self._connection.execute("COMMIT")
+                if len(entries) == 1:
+                    self._connection.file.pass_over()
         except BaseException:
             stored = before[0]["keyframes"]
             with contextlib.suppress(Exception):
